@@ -1,0 +1,1 @@
+"""The compiler: checkpoint in, artifact out. No HTTP, no engine."""

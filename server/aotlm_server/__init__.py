@@ -1,0 +1,1 @@
+"""The server: HTTP in, HTTP out. No compiler, no tensors."""
