@@ -62,7 +62,7 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.created $(INSTALL_INPUTS)
-	@echo "installing aotlm and what it needs into $(VENV) (Apache TVM is a download of about 150 MB)"
+	@echo "installing aotlm and what it needs into $(VENV) (Apache TVM is a download of about 100 MB)"
 	$(PIP) install --quiet --editable .
 	@touch $@
 
