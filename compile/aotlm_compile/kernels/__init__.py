@@ -1,0 +1,1 @@
+"""Tensor programs of aotlm, written in TVM's TIR, one kernel family a file."""
