@@ -93,7 +93,8 @@ class ReferenceLlama:
 
     def _norm(self, x: Floats, name: str) -> Floats:
         mean = (x * x).mean(axis=-1, keepdims=True) + np.float32(self.config["rms_norm_eps"])
-        return (x / np.sqrt(mean) * self.weights[name]).astype(np.float32)
+        normalized: Floats = (x / np.sqrt(mean) * self.weights[name]).astype(np.float32)
+        return normalized
 
     def _linear(self, x: Floats, name: str) -> Floats:
         y: Floats = x @ self.weights[name].T

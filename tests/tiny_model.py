@@ -7,6 +7,7 @@ fixes every weight, so two folders written with the same arguments are byte for 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,13 @@ def write_tiny_model(
 def random_weights(config: Mapping[str, Any], seed: int) -> dict[str, npt.NDArray[np.float32]]:
     """Weights that keep activations near 1: float32, by Hugging Face name."""
     rng = np.random.default_rng(seed)
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    hidden: int = config["hidden_size"]
+    inner: int = config["intermediate_size"]
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]
 
     def matrix(rows: int, cols: int) -> npt.NDArray[np.float32]:
-        values = rng.normal(0, np.sqrt(1 / cols), (rows, cols))
+        values = rng.normal(0, math.sqrt(1 / cols), (rows, cols))
         return values.astype(np.float32)
 
     def norm() -> npt.NDArray[np.float32]:

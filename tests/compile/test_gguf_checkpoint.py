@@ -39,7 +39,10 @@ def test_values_equal_the_gguf_package_dequantizer(kind: str, tmp_path: Path) ->
 def test_quantized_weights_stay_quantized(kind: str, bits: int, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     originals = write_llama(path, kind)
-    weight = GgufCheckpoint(path).load("model.layers.1.self_attn.q_proj.weight")
+    checkpoint = GgufCheckpoint(path)
+    assert checkpoint.bits("model.layers.1.self_attn.q_proj.weight") == bits
+    assert checkpoint.bits("model.norm.weight") is None
+    weight = checkpoint.load("model.layers.1.self_attn.q_proj.weight")
     assert isinstance(weight, GroupedWeight)
     assert weight.bits == bits
     assert weight.codes.dtype == np.uint8
@@ -155,6 +158,8 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
     write_llama(path, skip=("model.layers.1.mlp.up_proj.weight",))
     with pytest.raises(CheckpointError, match=r"'model\.layers\.1\.mlp\.up_proj\.weight'.*tiny"):
         GgufCheckpoint(path).load("model.layers.1.mlp.up_proj.weight")
+    with pytest.raises(CheckpointError, match=r"'nothing' is missing from .*tiny"):
+        GgufCheckpoint(path).bits("nothing")
     write_llama(path, skip=("model.embed_tokens.weight",))
     with pytest.raises(CheckpointError, match=r"'token_embd\.weight' is missing"):
         GgufCheckpoint(path)

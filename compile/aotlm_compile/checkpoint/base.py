@@ -99,6 +99,13 @@ class Checkpoint(Protocol):
 
     def tensor_names(self) -> tuple[str, ...]: ...
 
+    def bits(self, name: str) -> Literal[4, 8] | None:
+        """Bits of a weight stored in groups, told without reading it; None when dense.
+
+        Raises CheckpointError that names tensor and file.
+        """
+        ...
+
     def load(self, name: str) -> Weight:
         """One weight. Raises CheckpointError that names tensor and file."""
         ...

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from aotlm.errors import CheckpointError
 
 from .base import TokenIds, Weight, positive
-from .gguf_blocks import check_supported, decode
+from .gguf_blocks import GROUPED_BITS, check_supported, decode
 from .gguf_container import GgufFile, TensorInfo, Value
 from .gguf_rope import rope_scaling_from_factors, rope_scaling_from_metadata
 from .gguf_tokenizer import end_token_ids, tokenizer_json
@@ -72,11 +72,13 @@ class GgufCheckpoint:
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    def bits(self, name: str) -> Literal[4, 8] | None:
+        """How many bits the groups of a weight have, None for a dense one."""
+        return GROUPED_BITS.get(self._tensor(name).type.name)
+
     def load(self, name: str) -> Weight:
         """One weight under its Hugging Face name, q and k in Hugging Face's row order."""
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(f"tensor {name!r} is missing from {self.path}")
+        tensor = self._tensor(name)
         where = f"{self.path.name}: tensor {tensor.name!r}"
         weight = decode(self._file.bytes_of(tensor), tensor.type, tensor.shape, where)
         for part, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
@@ -103,6 +105,12 @@ class GgufCheckpoint:
             for name, value in found.items()
             if isinstance(value, (int, float)) and not isinstance(value, bool)
         }
+
+    def _tensor(self, name: str) -> TensorInfo:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"tensor {name!r} is missing from {self.path}")
+        return tensor
 
     def _find_architecture(self) -> str:
         where = self.path.name

@@ -6,6 +6,7 @@ Block layouts: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -65,6 +66,7 @@ TYPES: dict[int, BlockType] = {
     )
 }
 SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+GROUPED_BITS: dict[str, Literal[4, 8]] = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
 _DENSE: dict[str, npt.DTypeLike] = {"F32": "<f4", "F16": "<f2", "BF16": ml_dtypes.bfloat16}
 
 
@@ -117,7 +119,7 @@ def _grouped(
     codes: npt.NDArray[np.uint8],
     scale: npt.NDArray[np.float16],
     minimum: npt.NDArray[np.float16],
-    bits: int,
+    bits: Literal[4, 8],
     where: str,
 ) -> GroupedWeight:
     if not (np.isfinite(scale).all() and np.isfinite(minimum).all()):
@@ -127,5 +129,5 @@ def _grouped(
         np.ascontiguousarray(codes).reshape(rows, groups * GROUP),
         scale,
         minimum,
-        bits=8 if bits == 8 else 4,
+        bits,
     )

@@ -58,11 +58,18 @@ class SafetensorsCheckpoint:
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._places)
 
+    def bits(self, name: str) -> None:
+        """None: every weight here is dense."""
+        self._place(name)
+
     def load(self, name: str) -> DenseWeight:
+        return self._files[self._place(name)].load(name)
+
+    def _place(self, name: str) -> str:
         file = self._places.get(name)
         if file is None:
             raise CheckpointError(f"tensor {name!r} is missing from {self.path}")
-        return self._files[file].load(name)
+        return file
 
     def tokenizer_json(self) -> dict[str, Any]:
         if not (self.path / "tokenizer.json").is_file():
