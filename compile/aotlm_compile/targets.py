@@ -85,11 +85,15 @@ class CpuTarget:
             "features": list(self.level.features),
         }
 
-    def tvm_target(self) -> tvm.target.Target:
-        """The target as TVM takes it."""
+    def tvm_target(self, opt_level: int = 3) -> tvm.target.Target:
+        """The target as TVM takes it; `opt_level` 0..3 is LLVM's."""
         import tvm
 
-        spec: dict[str, Any] = {"kind": "llvm", "mtriple": self.triple}
+        spec: dict[str, Any] = {
+            "kind": "llvm",
+            "mtriple": self.triple,
+            "opt-level": opt_level,
+        }
         if self.level.mcpu:
             spec["mcpu"] = self.level.mcpu
         if self.level.mattr:

@@ -1,0 +1,143 @@
+"""From an opened checkpoint to a device library: build, pack, lower, link."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from aotlm.errors import CompileError, ToolchainError
+
+from .checkpoint.base import Checkpoint
+from .models import family_for
+from .models.base import CausalLM, ModelConfig
+from .layers.weights import WeightBook
+from .quantize import scheme_named
+from .targets import CpuTarget
+
+PAGE_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramOptions:
+    """Limits fixed at compile time, counted in tokens and sequences; `opt_level` 0..3 is LLVM's."""
+
+    context_window: int
+    prefill_chunk: int
+    max_batch_size: int
+    opt_level: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One weight as the library reads it."""
+
+    name: str
+    array: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A model as TVM's IR, and the book its weights are packed by."""
+
+    module: Any  # tvm.IRModule
+    parameters: tuple[tuple[str, Any], ...]  # (name, nn.Parameter) in the library's order
+    book: WeightBook
+    family: str
+    name: str
+    config: ModelConfig
+    options: ProgramOptions
+    target: CpuTarget
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """The manifest's `model` entry."""
+        c = self.config
+        return {
+            "name": self.name,
+            "family": self.family,
+            "vocab_size": c.vocab_size,
+            "hidden_size": c.hidden_size,
+            "num_layers": c.num_layers,
+            "num_heads": c.num_heads,
+            "num_kv_heads": c.num_kv_heads,
+            "head_dim": c.head_dim,
+            "context_window": self.options.context_window,
+            "trained_context": c.trained_context,
+        }
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """The manifest's `limits` entry."""
+        return {
+            "context_window": self.options.context_window,
+            "prefill_chunk": self.options.prefill_chunk,
+            "max_batch_size": self.options.max_batch_size,
+            "page_size": PAGE_SIZE,
+        }
+
+    def pack(self, checkpoint: Checkpoint) -> Iterator[PackedWeight]:
+        """The weights in the library's order, one at a time. Raises CheckpointError."""
+        del checkpoint  # the book was opened on it
+        arrays = self.book.pack([parameter for _, parameter in self.parameters])
+        for (name, _), array in zip(self.parameters, arrays, strict=True):
+            yield PackedWeight(name, array)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """Machine code in memory."""
+
+    executable: Any  # tvm.relax.VMExecutable
+    target: CpuTarget
+
+
+def build(
+    checkpoint: Checkpoint, scheme_name: str, target: CpuTarget, options: ProgramOptions
+) -> Program:
+    """Express the model in TVM's IR. Raises CheckpointError or CompileError."""
+    family = family_for(checkpoint.config)
+    config = family.read_config(checkpoint.config)
+    if options.context_window > config.trained_context:
+        raise CompileError(
+            f"--context-window {options.context_window} exceeds the {config.trained_context} "
+            f"tokens {checkpoint.name} was trained for"
+        )
+    book = WeightBook(checkpoint, scheme_named(scheme_name))
+    model: CausalLM = family.build(config, book, target, options.context_window)
+    module, parameters = model.export_tvm(spec=model.spec(), allow_extern=False)
+    return Program(
+        module, tuple(parameters), book, family.name, checkpoint.name, config, options, target
+    )
+
+
+def lower(program: Program) -> Lowered:
+    """Compile to machine code. A crash of the code generator kills the process."""
+    import tvm
+
+    target = program.target.tvm_target(program.options.opt_level)
+    with target, tvm.transform.PassContext(opt_level=3):
+        executable = tvm.compile(program.module, target=target)
+    return Lowered(executable, program.target)
+
+
+def link(lowered: Lowered, path: Path) -> None:
+    """Write the shared library. Raises ToolchainError when there is no working linker."""
+    compiler = os.environ.get("CXX") or next(
+        (found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None
+    )
+    if compiler is None or shutil.which(compiler) is None:
+        raise ToolchainError(
+            f"no C++ compiler to link with ({compiler or 'c++, g++, clang++'} not found): "
+            "install one (Debian: apt-get install g++) or set CXX"
+        )
+    try:
+        lowered.executable.export_library(str(path), cc=compiler)
+    except RuntimeError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise ToolchainError(f"linking with {compiler} failed: {last}") from error
