@@ -11,6 +11,8 @@
     |   +-- ToolchainError         no linker, compiler crashed
     +-- RequestError               the caller's input is wrong (HTTP 400)
     |   +-- ContextLengthError     prompt does not fit the context window
+    |   +-- ModelNotServed         the named model is not loaded here (HTTP 404)
+    +-- ServeError                 the server cannot start as asked: bad setting, port in use
     +-- EngineError                the engine cannot do what was asked (HTTP 5xx / 429)
         +-- EngineOverloaded       the waiting queue is full (HTTP 429)
         +-- EngineStopped          not started, draining, or the device was lost (HTTP 503)
@@ -72,6 +74,14 @@ class RequestError(AotlmError):
 
 class ContextLengthError(RequestError):
     """The prompt does not fit the context window."""
+
+
+class ModelNotServed(RequestError):
+    """The request names a model that this server does not serve."""
+
+
+class ServeError(AotlmError):
+    """The server cannot start as asked: a bad setting, a port in use."""
 
 
 class EngineError(AotlmError):

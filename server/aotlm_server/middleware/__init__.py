@@ -1,0 +1,1 @@
+"""What surrounds every request: its id, its log line, and its errors."""

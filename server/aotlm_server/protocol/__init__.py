@@ -1,0 +1,1 @@
+"""Wire models: what a client may send and what it gets back, one file an endpoint."""

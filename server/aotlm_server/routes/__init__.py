@@ -1,0 +1,1 @@
+"""HTTP endpoints: each reads a body, walks the pipeline and writes an answer."""

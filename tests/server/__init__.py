@@ -1,0 +1,1 @@
+"""Tests of the server, most of them with an engine that plays a script."""
