@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aotlm.errors import CompileError
+from aotlm.manifest import MANIFEST_FILE
 
-MANIFEST = "manifest.json"
 _LEFTOVER = re.compile(r"\.(?P<name>.+?)\.(?P<pid>\d+)(\.old)?\.tmp")
 _DAY_S = 24 * 3600
 
@@ -28,7 +28,7 @@ def check_replaceable(output: Path) -> None:
         return
     if not output.is_dir():
         raise CompileError(f"{output} is a file; name a folder for the artifact")
-    if any(output.iterdir()) and not (output / MANIFEST).is_file():
+    if any(output.iterdir()) and not (output / MANIFEST_FILE).is_file():
         raise CompileError(f"{output} holds other files than an artifact; name another folder")
 
 

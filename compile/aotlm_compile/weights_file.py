@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,27 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aotlm.errors import CompileError
-
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector load
-DTYPES = ("uint8", "float16", "float32")
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPlace:
-    """Where one weight lies in the file."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    offset: int
-    nbytes: int
+from aotlm.manifest import ITEM_BYTES, WEIGHT_ALIGNMENT, WeightEntry
 
 
 class WeightsFile:
     """A weights.bin being written. `places`, `size` and `sha256` are complete at the end."""
 
     def __init__(self, path: Path) -> None:
-        self.places: list[WeightPlace] = []
+        self.places: list[WeightEntry] = []
         self.size = 0
         self._names: set[str] = set()
         self._digest = hashlib.sha256()
@@ -55,14 +41,16 @@ class WeightsFile:
 
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
         """Append one weight. Raises CompileError for a type the runtime does not take."""
-        if array.dtype.name not in DTYPES:
-            raise CompileError(f"weight {name!r} has type {array.dtype}; possible: {DTYPES}")
+        if array.dtype.name not in ITEM_BYTES:
+            raise CompileError(
+                f"weight {name!r} has type {array.dtype}; possible: {', '.join(ITEM_BYTES)}"
+            )
         if name in self._names:
             raise CompileError(f"weight {name!r} was packed twice")
         self._names.add(name)
-        self._write(bytes(-self.size % ALIGNMENT))
+        self._write(bytes(-self.size % WEIGHT_ALIGNMENT))
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        place = WeightPlace(name, tuple(array.shape), array.dtype.name, self.size, data.nbytes)
+        place = WeightEntry(name, tuple(array.shape), array.dtype.name, self.size, data.nbytes)
         self._write(data.data)
         self.places.append(place)
 

@@ -99,6 +99,10 @@ class Checkpoint(Protocol):
 
     def tensor_names(self) -> tuple[str, ...]: ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Rows first. Raises CheckpointError that names tensor and file."""
+        ...
+
     def bits(self, name: str) -> Literal[4, 8] | None:
         """Bits of a weight stored in groups, told without reading it; None when dense.
 

@@ -72,6 +72,9 @@ class GgufCheckpoint:
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
     def bits(self, name: str) -> Literal[4, 8] | None:
         """How many bits the groups of a weight have, None for a dense one."""
         return GROUPED_BITS.get(self._tensor(name).type.name)
@@ -87,7 +90,13 @@ class GgufCheckpoint:
         return weight
 
     def tokenizer_json(self) -> dict[str, Any]:
-        return tokenizer_json(self._metadata, self.path.name)
+        result = tokenizer_json(self._metadata, self.path.name)
+        tokens, rows = len(result["model"]["vocab"]), self.config["vocab_size"]
+        if tokens > rows:
+            raise CheckpointError(
+                f"{self.path.name}: {tokens} tokens, but tensor 'token_embd.weight' has {rows} rows"
+            )
+        return result
 
     def chat_template(self) -> str | None:
         value = self._metadata.get("tokenizer.chat_template")
@@ -96,7 +105,9 @@ class GgufCheckpoint:
     def tokens(self) -> TokenIds:
         bos = self._token_id("tokenizer.ggml.bos_token_id")
         add_bos = self._metadata.get("tokenizer.ggml.add_bos_token", False) is True
-        return bos, end_token_ids(self._metadata, self.path.name), add_bos and bos is not None
+        ends = end_token_ids(self._metadata, self.path.name)
+        known = tuple(token for token in ends if token < self.config["vocab_size"])
+        return bos, known, add_bos and bos is not None
 
     def generation_defaults(self) -> dict[str, float | int]:
         found = {name: self._metadata.get(key) for key, name in _SAMPLING.items()}

@@ -58,6 +58,9 @@ class SafetensorsCheckpoint:
     def tensor_names(self) -> tuple[str, ...]:
         return tuple(self._places)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files[self._place(name)].entries[name].shape
+
     def bits(self, name: str) -> None:
         """None: every weight here is dense."""
         self._place(name)
@@ -96,6 +99,12 @@ class SafetensorsCheckpoint:
             *_ids(self.config.get("eos_token_id")),
             *_ids(self._added_token_id("eos_token")),
         ]
+        vocab = positive(self.config, "vocab_size", "config.json")
+        for token in (*ends, bos or 0):
+            if token >= vocab:
+                raise CheckpointError(
+                    f"{self.path}: token id {token} lies outside the vocabulary of {vocab}"
+                )
         return bos, tuple(dict.fromkeys(ends)), bos is not None and self._adds(bos)
 
     def generation_defaults(self) -> dict[str, float | int]:
