@@ -51,7 +51,7 @@ def make_prompt(tokens: int, seed: int) -> str:
     """About `tokens` tokens of words, another text for another seed."""
     chooser = random.Random(seed)
     words = _WORDS.split()
-    chosen = [chooser.choice(words) for _ in range(max(tokens - 6, 1))]
+    chosen = [chooser.choice(words) for _ in range(max(tokens - 5, 1))]
     return "Continue this list of words: " + " ".join(chosen)
 
 

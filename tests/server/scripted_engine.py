@@ -7,6 +7,7 @@ tokens, and it remembers what it was asked and what was aborted.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
@@ -89,6 +90,15 @@ class ScriptedEngine:
             if not finished:
                 self.left.append(request.request_id)
 
+    async def _is_cut(self, seconds: float | None) -> bool:
+        """Wait, for ever if None; True when the grace period ran out meanwhile."""
+        if not seconds and seconds is not None:
+            await asyncio.sleep(0)
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.cut.wait(), seconds)
+        return self.cut.is_set()
+
     async def _play(self, request: Request) -> AsyncGenerator[TokenOutput, None]:
         script, config = self.script, request.config
         room = self._limits.context_window - len(request.prompt_ids)
@@ -110,11 +120,9 @@ class ScriptedEngine:
         for token in script.tokens:
             if done == script.fail_after:
                 raise script.error
-            if done == script.stall_after:
-                await self.cut.wait()
+            if await self._is_cut(None if done == script.stall_after else script.delay_s):
                 yield output(FinishReason.ABORT, done)
                 return
-            await asyncio.sleep(script.delay_s)
             done += 1
             if token in config.stop_token_ids:
                 yield output(FinishReason.STOP, done)

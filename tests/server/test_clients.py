@@ -1,0 +1,111 @@
+"""`aotlm chat` and `aotlm bench http` against a live server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from aotlm_server.bench import StreamResult, make_prompt, parser, run_load, summarize
+from tests.server.live_server import LiveServer
+
+
+async def _chat(live: LiveServer, stdin: str, *flags: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "import sys; from aotlm_server.chat import main; sys.exit(main())"),
+        *("--base-url", live.url, *flags),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate(stdin.encode())
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def _prompts(live: LiveServer) -> list[str]:
+    """What the engine was asked, special tokens left out."""
+    return [live.tokenizer.decode(request.prompt_ids) for request in live.engine.requests]
+
+
+async def test_chat_one_turn_a_line(live: LiveServer) -> None:
+    live.play("héllo 👩")
+    flags = ("--system", "Be brief.", "--temperature", "0")
+    code, out, err = await _chat(live, "one\n\ntwo\n/reset\nthree\n/exit\nfour\n", *flags)
+    assert (code, err) == (0, "")
+    assert out == "héllo 👩\n" * 3
+    first, second, third = _prompts(live)
+    assert first == "system\nBe brief.\nuser\none\nassistant\n"
+    assert second == first + "héllo 👩\nuser\ntwo\nassistant\n"
+    assert third == "system\nBe brief.\nuser\nthree\nassistant\n"
+    assert all(request.config.temperature == 0 for request in live.engine.requests)
+
+
+async def test_chat_commands(live: LiveServer) -> None:
+    code, out, err = await _chat(live, "/help\n/system Speak up.\nx\n/system\ny\n/nope\n")
+    assert code == 0
+    assert "/reset" in out
+    assert "unknown command /nope" in err
+    assert _prompts(live) == ["system\nSpeak up.\nuser\nx\nassistant\n", "user\ny\nassistant\n"]
+
+
+async def test_chat_shows_errors_and_goes_on(live: LiveServer) -> None:
+    code, out, err = await _chat(live, "refuse me\nok\n", "--model", "scripted")
+    assert code == 1
+    assert "the template refuses" in err
+    assert "Traceback" not in err
+    assert out == "Hello there, friend.\n"
+    assert _prompts(live) == ["user\nok\nassistant\n"]
+
+
+async def test_chat_without_a_server(live: LiveServer) -> None:
+    process_url = live.url.replace(live.url.split(":")[2].split("/")[0], "9")
+    live.url = process_url
+    code, _, err = await _chat(live, "hi\n")
+    assert code == 1
+    assert err.startswith("error: no answer from http://127.0.0.1:9/v1")
+    assert err.count("\n") == 1
+
+
+async def _bench(live: LiveServer, *flags: str) -> dict[str, Any]:
+    return await run_load(
+        parser().parse_args(["--base-url", live.url, "--prompt-tokens", "12", *flags])
+    )
+
+
+async def test_bench_counts_tokens(live: LiveServer) -> None:
+    live.play("Hello there, friend. " * 3, delay_s=0.002)
+    summary = await _bench(live, "--requests", "5", "--concurrency", "2", "--max-tokens", "9")
+    assert summary["requests"] == 5
+    assert summary["errors"] == summary["broken_streams"] == 0
+    assert summary["output_tokens"] == 45
+    assert summary["output_tok_s"] > 0
+    assert summary["prompt_tokens"] == sum(len(r.prompt_ids) for r in live.engine.requests)
+    for key in ("ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms"):
+        assert summary[key] > 0
+    assert len({request.prompt_ids for request in live.engine.requests}) == 5
+    json.dumps(summary)
+
+
+async def test_bench_tells_errors_from_broken_streams(live: LiveServer) -> None:
+    summary = await _bench(live, "--requests", "2", "--model", "gpt-9")
+    assert summary["errors"] == 2
+    assert "404" in summary["first_error"]
+    live.play("Hello there, friend.", fail_after=2)
+    summary = await _bench(live, "--requests", "2")
+    assert summary["errors"] == summary["broken_streams"] == 2
+
+
+def test_bench_percentiles() -> None:
+    results = [StreamResult(0.0, [float(i), i + 0.5], 1, 2) for i in range(1, 21)]
+    summary = summarize(results, wall_s=4.0)
+    assert summary["output_tok_s"] == 10.0
+    assert summary["ttft_p50_ms"] == 10_000
+    assert summary["ttft_p95_ms"] == 19_000
+    assert summary["itl_p50_ms"] == 500
+
+
+def test_bench_prompts_differ_and_have_the_length() -> None:
+    assert make_prompt(60, 1) != make_prompt(60, 2)
+    assert len(make_prompt(60, 1).split()) == 60
