@@ -122,12 +122,16 @@ async def test_one_wake_up_of_the_event_loop_per_step(monkeypatch: pytest.Monkey
 
 
 async def test_a_slow_reader_gets_what_gathered_as_one_output() -> None:
-    async with running() as engine:
+    runner = NumpyRunner()
+    gate = Gate()
+    runner.hook = lambda seq_ids: gate(seq_ids) if runner.calls else None
+    async with running(runner) as engine:
         async with aclosing(engine.generate(request("a", max_tokens=30))) as outputs:
             first = await anext(outputs)
+            gate.open.set()
             await until(lambda: engine.stats().completion_tokens == 30)
             rest = await anext(outputs)
-        assert len(first.token_ids) + len(rest.token_ids) == 30
+        assert (len(first.token_ids), len(rest.token_ids)) == (1, 29)
         assert [*first.token_ids, *rest.token_ids] == greedy_continuation([1, 2, 3], 30)
         assert rest.finish_reason is FinishReason.LENGTH
 
