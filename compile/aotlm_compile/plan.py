@@ -10,7 +10,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from aotlm.errors import CompileError, RecipeError
+from aotlm.errors import CompileError
 from aotlm.manifest import ABI_VERSION, FORMAT_VERSION
 
 from .checkpoint.base import Checkpoint, positive
@@ -121,14 +121,12 @@ def make_plan(flags: Flags, root: Path) -> tuple[CompilePlan, Checkpoint]:
 
 def _find_source(model: str) -> tuple[Recipe | None, Path]:
     """A recipe's name wins over a file of the same name; write ./NAME to mean the file."""
-    if model in recipe_names():
-        recipe = load_recipe(model)
-        return recipe, recipe.source.locate()
     path = Path(model).expanduser()
-    if path.exists() or "/" in model or path.suffix in (".gguf", ".safetensors"):
+    looks_like_path = "/" in model or path.suffix in (".gguf", ".safetensors")
+    if model and model not in recipe_names() and (looks_like_path or path.exists()):
         return None, path
-    load_recipe(model)
-    raise RecipeError(f"recipe {model!r} vanished")
+    recipe = load_recipe(model)
+    return recipe, recipe.source.locate()
 
 
 def _quantization(flags: Flags, recipe: Recipe | None, checkpoint: Checkpoint) -> str:
