@@ -27,7 +27,7 @@ async def load_model(path: Path, settings: Settings) -> ServedModel:
     )
     try:
         (tokenizer, conversation), _ = await asyncio.gather(
-            asyncio.to_thread(_load_text, artifact), engine.start()
+            asyncio.to_thread(load_text, artifact), engine.start()
         )
     except BaseException:
         await engine.stop(0)
@@ -45,7 +45,8 @@ async def load_model(path: Path, settings: Settings) -> ServedModel:
     )
 
 
-def _load_text(artifact: Artifact) -> tuple[Tokenizer, ConversationTemplate]:
+def load_text(artifact: Artifact) -> tuple[Tokenizer, ConversationTemplate]:
+    """The tokenizer and the template, both ready to use. Raises ArtifactError."""
     tokenizer = Tokenizer.from_file(artifact.tokenizer_path)
     tokenizer.prepare()
     path = artifact.chat_template_path

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 
 import aiohttp
 import pytest
@@ -14,6 +15,15 @@ from aotlm_server.served_model import ModelSlot
 from aotlm_server.settings import Settings
 from tests.server.live_server import LiveServer, make_model, make_tokenizer_file, run_server
 from tests.server.scripted_engine import Script, ScriptedEngine
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Commands set logging up for their process; a test must not do that to the others."""
+    logger = logging.getLogger("aotlm")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture(scope="session")

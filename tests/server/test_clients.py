@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from typing import Any
 
 from aotlm_server.bench import StreamResult, make_prompt, parser, run_load, summarize
-from tests.server.live_server import LiveServer
+from tests.server.live_server import LiveServer, eventually
+
+_MAIN = "import sys; from aotlm_server.chat import main; sys.exit(main())"
 
 
 async def _chat(live: LiveServer, stdin: str, *flags: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "import sys; from aotlm_server.chat import main; sys.exit(main())"),
-        *("--base-url", live.url, *flags),
+        *(sys.executable, "-c", _MAIN, "--base-url", live.url, *flags),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -57,6 +59,28 @@ async def test_chat_shows_errors_and_goes_on(live: LiveServer) -> None:
     assert "Traceback" not in err
     assert out == "Hello there, friend.\n"
     assert _prompts(live) == ["user\nok\nassistant\n"]
+
+
+async def test_ctrl_c_stops_the_answer_not_the_program(live: LiveServer) -> None:
+    live.play("Hello there, friend.", stall_after=2)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _MAIN, "--base-url", live.url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"one\n")
+    shown = await process.stdout.readuntil(b"Hello there")
+    process.send_signal(signal.SIGINT)
+    shown += await process.stdout.readline()
+    assert shown == b"Hello there [stopped]\n"
+    await eventually(lambda: not live.engine.running)
+    live.play("fine")
+    out, err = await process.communicate(b"two\n")
+    assert (process.returncode, out, err) == (0, b"fine\n", b"")
+    assert _prompts(live)[1] == "user\none\nassistant\nHello there\nuser\ntwo\nassistant\n"
 
 
 async def test_chat_without_a_server(live: LiveServer) -> None:
