@@ -53,6 +53,7 @@ class Engine:
         """Raises EngineError when the native library is missing."""
         self._runner = runner
         self.limits: EngineLimits = runner.limits
+        self.vocab_size = runner.vocab_size
         self.capacity = self.limits.max_batch_size + queue_limit  # open requests
         self._scheduler = Scheduler(
             runner.pages,
@@ -75,6 +76,11 @@ class Engine:
         """Whether a request is under way."""
         return bool(self._open)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `add` would take one more request."""
+        return len(self._open) < self.capacity
+
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self._scheduler.running),
@@ -91,7 +97,7 @@ class Engine:
         validate_request(
             request,
             self.limits,
-            vocab_size=self._runner.vocab_size,
+            vocab_size=self.vocab_size,
             cache_tokens=pages.num_pages * pages.page_size,
         )
 
@@ -103,7 +109,7 @@ class Engine:
         self.validate(request)
         if request.request_id in self._open:
             raise RequestError(f"a request with the id {request.request_id!r} is under way")
-        if len(self._open) >= self.capacity:
+        if not self.has_room:
             raise EngineOverloaded(f"{len(self._open)} requests are under way: try again later")
         self._requests += 1
         config = request.config
