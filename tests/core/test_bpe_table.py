@@ -100,6 +100,15 @@ def test_a_table_with_unknown_tokens_has_no_ranks() -> None:
     assert exact_ranks({}, [], ignore_merges=False) == [-1]
 
 
+def test_two_tokens_with_one_id_are_left_to_tokenizers() -> None:
+    vocab = BYTES | {"ab": 256, "bc": 256}
+    data = json.dumps(tokenizer_json(vocab, [["a", "b"], ["b", "c"]]))
+    ours = Tokenizer(data.encode())
+    library = tokenizers.Tokenizer.from_str(data)
+    for text in ("ab", "bc", "abc"):
+        assert ours.encode(text, True) == library.encode(text).ids
+
+
 def test_reachable_tokens_of_a_real_vocabulary() -> None:
     model = json.loads(smollm2_json())["model"]
     vocab, pairs = model["vocab"], [merge.split(" ") for merge in model["merges"]]

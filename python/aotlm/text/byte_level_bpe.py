@@ -77,16 +77,20 @@ def build(data: Mapping[str, Any]) -> ByteLevelBPE | None:
     vocab: dict[str, int] = model["vocab"]
     # Older files write a pair as "a b"; a blank inside a token is spelled otherwise.
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-    if any(len(pair) != 2 for pair in pairs):
+    if any(len(pair) != 2 for pair in pairs) or len(set(vocab.values())) != len(vocab):
         return None
     rank_of = exact_ranks(vocab, pairs, ignore_merges=model.get("ignore_merges") is True)
     if rank_of is None:
         return None
-    merged = sorted((rank, token) for token, id_ in vocab.items() if (rank := rank_of[id_]) >= 0)
-    spelled = spelled_bytes([token for _, token in merged])
+    by_rank: list[tuple[str, int] | None] = [None] * (max(rank_of, default=-1) + 1)
+    for item in vocab.items():
+        if rank_of[item[1]] >= 0:
+            by_rank[rank_of[item[1]]] = item
+    merged = [item for item in by_rank if item is not None]
+    spelled = spelled_bytes([token for token, _ in merged])
     if spelled is None:
         return None
-    ids = [vocab.get(char, 0) for char in BYTE_ALPHABET] + [vocab[token] for _, token in merged]
+    ids = [vocab.get(char, 0) for char in BYTE_ALPHABET] + [token_id for _, token_id in merged]
     ranks = {bytes([byte]): byte for byte in range(256)}
     ranks.update(zip(spelled, range(256, len(ids)), strict=True))
     known = bytes(byte for byte, char in enumerate(BYTE_ALPHABET) if char in vocab)
