@@ -19,7 +19,7 @@ HARD_LIMIT = 500
 
 def source_files(repository: Path) -> Iterator[Path]:
     """Every source file of the repository's roots, in order."""
-    for root in ROOTS:
+    for root in ROOTS:  # a root that is not there has no files
         for path in sorted((repository / root).rglob("*")):
             if path.suffix in SUFFIXES and path.is_file():
                 yield path
@@ -51,6 +51,8 @@ def main(repository: Path | None = None) -> int:
     for folder, (files, lines) in folders.items():
         print(f"{folder:<{width}}  {files:5}  {lines:5}")
     for root in ROOTS:
+        if not (repository / root).is_dir():
+            continue
         inside = [v for k, v in folders.items() if k == root or k.startswith(f"{root}/")]
         print(
             f"{root:<{width}}  {sum(f for f, _ in inside):5}  {sum(n for _, n in inside):5}  total"
