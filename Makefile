@@ -36,11 +36,10 @@ test: $(VENV)/.test-tools $(VENV)/.openai3 $(VENV)/.model-data
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.test-tools $(VENV)/.lint-tools
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/python -m tests.line_table
+	@failed=; for check in "ruff check ." "ruff format --check ." mypy lint-imports \
+	  "python -m tests.line_table"; do \
+	  echo "--- $$check"; $(BIN)/$$check || failed="$$failed [$$check]"; done; \
+	if [ -n "$$failed" ]; then echo "lint failed:$$failed" >&2; exit 1; fi
 
 install: $(VENV)/.installed
 
