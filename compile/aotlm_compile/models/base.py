@@ -64,7 +64,8 @@ class CausalLM(nn.Module):
         if book.has("lm_head.weight"):
             self.head = Linear(book.matrix(vocab, hidden, "lm_head.weight"), target)
         readers = (self.head or self.embedding).storage
-        self.norm = RMSNorm(book.vector(hidden, "model.norm.weight"), config.norm_eps, readers)
+        weight = book.vector(hidden, "model.norm.weight")
+        self.norm = RMSNorm(weight, config.norm_eps, readers)
 
     def prefill(
         self, token_ids: Tensor, logit_positions: Tensor, kv_cache: PagedKVCache

@@ -16,9 +16,9 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from aotlm_compile.kernels.cpu.activation import groups_of
+from aotlm_compile.kernels.cpu.activation import groups_of, outliers_of
 from aotlm_compile.kernels.cpu.dot import DOTS
-from aotlm_compile.kernels.cpu.vector import lanes, splat, splat_f32
+from aotlm_compile.kernels.cpu.vector import fma, lanes, splat, splat_f32
 
 ROWS = 16  # output rows in a block: one vector
 PREFETCH_GROUPS = 48  # how far ahead of the dot products one thread can use the memory's latency
@@ -30,13 +30,16 @@ def blocks_of(outputs: int) -> int:
 
 
 @lru_cache(maxsize=None)
-def matmul_grouped(outputs: int, inputs: int, bits: int, residual: bool, level_dot: str, tile: int) -> Any:
+def matmul_grouped(
+    outputs: int, inputs: int, bits: int, residual: bool, level_dot: str, tile: int
+) -> Any:
     """(codes, scales) of n rows, packed weight, [residual float32 [n, outputs]] -> float32 [n, outputs].
 
-    `tile` activation rows share one pass over a block's weights; the rest of n takes tiles of
-    4, 2 and 1.
+    `tile` activation rows share one pass over a block's weights; the rest takes tiles of 4, 2
+    and 1. A row's result does not depend on the tile it falls in: floating-point sums go in the
+    same order in all of them, so an answer does not depend on what shares the batch.
     """
-    blocks, groups = blocks_of(outputs), groups_of(inputs)
+    blocks, groups, outliers = blocks_of(outputs), groups_of(inputs), outliers_of(inputs)
     vectors = 4 if bits == 4 else 8
     dot = DOTS[level_dot]
     nibble = T.broadcast(T.uint8(15), 64)
@@ -65,19 +68,49 @@ def matmul_grouped(outputs: int, inputs: int, bits: int, residual: bool, level_d
             T.int32(0), T.int32(3), T.int32(1)))
 
     @T.inline
+    def store(acc, i, row, extra, y, nb):  # type: ignore[no-untyped-def]
+        if outputs % ROWS == 0:
+            if residual:
+                y[row, lanes(nb * 16)] = extra[row, lanes(nb * 16)] + acc[i, lanes(0)]
+            else:
+                y[row, lanes(nb * 16)] = acc[i, lanes(0)]
+        else:
+            for r in T.serial(ROWS):
+                if nb * 16 + r < outputs:
+                    if residual:
+                        y[row, nb * 16 + r] = extra[row, nb * 16 + r] + acc[i, r]
+                    else:
+                        y[row, nb * 16 + r] = acc[i, r]
+
+    @T.inline
+    def add_outlier(acc, i, x_scale, row, slot, weight, scale, nb):  # type: ignore[no-untyped-def]
+        """acc[i] += a feature kept in float32 times its column of the block, dequantized."""
+        k: T.let[T.int32] = T.cast(x_scale[row, slot, 0], "int32")
+        v: T.let[T.int32] = k % (vectors * 4) // 4
+        shift: T.let[T.int32] = k % 4 * 8 + k % 32 // (vectors * 4) * 4
+        acc[i, lanes(0)] = fma(
+            fma(
+                T.cast(
+                    (T.reinterpret("int32x16", weight[nb, k // 32, v, T.ramp(0, 1, 64)]) >> splat(shift))
+                    & splat(T.int32(2 ** bits - 1)), "float32x16"),
+                T.cast(scale[nb, k // 32, 0, lanes(0)], "float32x16"),
+                T.cast(scale[nb, k // 32, 1, lanes(0)], "float32x16")),
+            splat(x_scale[row, slot, 1]), acc[i, lanes(0)])
+
+    @T.inline
     def tile_of(count, first, x, x_scale, weight, scale, extra, y, nb, ahead):  # type: ignore[no-untyped-def]
         """Rows first .. first + count of block nb."""
         with T.sblock("tile"):
             T.reads()
             T.writes()
+            # Few rows keep two integer sums each, or every dot product would wait for the last.
+            chains = T.meta_var(1 if count >= 4 else 2)
             acc = T.sblock_alloc_buffer((count, 16), "float32")
-            low = T.sblock_alloc_buffer((count, 16), "float32")
-            part = T.sblock_alloc_buffer((2, 16), "int32")
+            part = T.sblock_alloc_buffer((chains, 16), "int32")
             w = T.sblock_alloc_buffer((8, 64), "uint8")
             sc = T.sblock_alloc_buffer((2, 16), "float32")
             for i in T.unroll(count):
                 acc[i, lanes(0)] = splat_f32(0)
-                low[i, lanes(0)] = splat_f32(0)
             for g in T.serial(groups):
                 if ahead:
                     prefetch(weight, scale, nb, g)
@@ -85,32 +118,27 @@ def matmul_grouped(outputs: int, inputs: int, bits: int, residual: bool, level_d
                 for s in T.unroll(2):
                     sc[s, lanes(0)] = T.cast(scale[nb, g, s, lanes(0)], "float32x16")
                 for i in T.unroll(count):
-                    for h in T.unroll(2):
-                        part[h, lanes(0)] = T.broadcast(T.int32(0), 16)
-                        for v in T.unroll(4):
-                            part[h, lanes(0)] = dot(
-                                part[h, lanes(0)],
-                                w[h * 4 + v, T.ramp(0, 1, 64)],
-                                T.reinterpret("int32", x[first + i, g * 8 + h * 4 + v, T.ramp(0, 1, 4)]),
-                            )
-                    acc[i, lanes(0)] = acc[i, lanes(0)] + T.cast(
-                        part[0, lanes(0)] + part[1, lanes(0)], "float32x16"
-                    ) * (sc[0, lanes(0)] * splat(x_scale[first + i, g, 0]))
-                    low[i, lanes(0)] = low[i, lanes(0)] + sc[1, lanes(0)] * splat(x_scale[first + i, g, 1])
+                    for c in T.unroll(chains):
+                        part[c, lanes(0)] = T.broadcast(T.int32(0), 16)
+                    for v in T.unroll(8):
+                        part[v * chains // 8, lanes(0)] = dot(
+                            part[v * chains // 8, lanes(0)],
+                            w[v, T.ramp(0, 1, 64)],
+                            T.reinterpret("int32", x[first + i, g * 8 + v, T.ramp(0, 1, 4)]),
+                            bits,
+                        )
+                    for c in T.unroll(chains - 1):
+                        part[0, lanes(0)] = part[0, lanes(0)] + part[1, lanes(0)]
+                    acc[i, lanes(0)] = fma(
+                        T.cast(part[0, lanes(0)], "float32x16"),
+                        sc[0, lanes(0)] * splat(x_scale[first + i, g, 0]), acc[i, lanes(0)])
+                    acc[i, lanes(0)] = fma(
+                        sc[1, lanes(0)], splat(x_scale[first + i, g, 1]), acc[i, lanes(0)])
             for i in T.unroll(count):
-                acc[i, lanes(0)] = acc[i, lanes(0)] + low[i, lanes(0)]
-                if outputs % ROWS == 0:
-                    if residual:
-                        y[first + i, lanes(nb * 16)] = extra[first + i, lanes(nb * 16)] + acc[i, lanes(0)]
-                    else:
-                        y[first + i, lanes(nb * 16)] = acc[i, lanes(0)]
-                else:
-                    for r in T.serial(ROWS):
-                        if nb * 16 + r < outputs:
-                            if residual:
-                                y[first + i, nb * 16 + r] = extra[first + i, nb * 16 + r] + acc[i, r]
-                            else:
-                                y[first + i, nb * 16 + r] = acc[i, r]
+                for e in T.serial(outliers):
+                    add_outlier(acc, i, x_scale, first + i, groups + e, weight, scale, nb)
+            for i in T.unroll(count):
+                store(acc, i, first + i, extra, y, nb)
 
     @T.inline
     def body(n, x, x_scale, weight, scale, extra, y):  # type: ignore[no-untyped-def]
@@ -132,7 +160,7 @@ def matmul_grouped(outputs: int, inputs: int, bits: int, residual: bool, level_d
             T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True})
             n = T.int64()
             x = T.match_buffer(x_h, (n, groups * 8, 4), "int8")
-            x_scale = T.match_buffer(xs_h, (n, groups, 2), "float32")
+            x_scale = T.match_buffer(xs_h, (n, groups + outliers, 2), "float32")
             weight = T.match_buffer(w_h, (blocks, groups, vectors, 64), "uint8")
             scale = T.match_buffer(ws_h, (blocks, groups, 2, 16), "float16")
             extra = T.match_buffer(r_h, (n, outputs), "float32")
@@ -146,7 +174,7 @@ def matmul_grouped(outputs: int, inputs: int, bits: int, residual: bool, level_d
             T.func_attr({"tirx.is_scheduled": True, "tirx.noalias": True})
             n = T.int64()
             x = T.match_buffer(x_h, (n, groups * 8, 4), "int8")
-            x_scale = T.match_buffer(xs_h, (n, groups, 2), "float32")
+            x_scale = T.match_buffer(xs_h, (n, groups + outliers, 2), "float32")
             weight = T.match_buffer(w_h, (blocks, groups, vectors, 64), "uint8")
             scale = T.match_buffer(ws_h, (blocks, groups, 2, 16), "float16")
             y = T.match_buffer(y_h, (n, outputs), "float32")
