@@ -14,9 +14,9 @@ import numpy.typing as npt
 from aotlm.errors import CompileError, ToolchainError
 
 from .checkpoint.base import Checkpoint
+from .layers.weights import WeightBook
 from .models import family_for
 from .models.base import CausalLM, ModelConfig
-from .layers.weights import WeightBook
 from .quantize import scheme_named
 from .targets import CpuTarget
 

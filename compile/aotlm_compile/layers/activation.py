@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
@@ -25,7 +25,7 @@ class Int8Activation:
     scales: Tensor
 
 
-Activation = Tensor | Int8Activation  # a Tensor is float32 [n, features]
+Activation: TypeAlias = Tensor | Int8Activation  # a Tensor is float32 [n, features]
 
 
 def _int8(kernel: Any, name: str, arguments: list[Any], features: int) -> Int8Activation:

@@ -79,9 +79,7 @@ class CpuPagedKVCache(PagedKVCache):
             none,  # token tree against the step's own tokens
             none,  # MLA
             rx.Tuple([_function(attention_prefill.merge_states(heads, head_dim), "merge_states")]),
-            _function(
-                rope.split_rotary(heads, kv_heads, head_dim, shape.context), "split_rotary"
-            ),
+            _function(rope.split_rotary(heads, kv_heads, head_dim, shape.context), "split_rotary"),
             _function(pages.copy_single_page(kv_heads, head_dim), "copy_single_page"),
             _function(pages.debug_get_kv(shape.layers, kv_heads, head_dim), "debug_get_kv"),
             _function(pages.compact_copy(kv_heads, head_dim), "compact_copy"),

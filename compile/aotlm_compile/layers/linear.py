@@ -57,6 +57,4 @@ class Linear(nn.Module):
 def take_rows(x: Tensor, which: Tensor) -> Tensor:
     """x float32 [n, features], which int32 [batch] -> float32 [batch, features]."""
     features = int(x.shape[1])
-    return call(
-        rows.take_rows(features), "take_rows", [x, which], empty(which.shape[0], features)
-    )
+    return call(rows.take_rows(features), "take_rows", [x, which], empty(which.shape[0], features))

@@ -47,9 +47,7 @@ class WeightBook:
         storage = self._scheme.storage(self._checkpoint, sources)
         blocks, groups = blocks_of(rows), groups_of(cols)
         if storage == "dense":
-            parameters: tuple[nn.Parameter, ...] = (
-                nn.Parameter((blocks, cols, ROWS), "float32"),
-            )
+            parameters: tuple[nn.Parameter, ...] = (nn.Parameter((blocks, cols, ROWS), "float32"),)
         else:
             vectors = 4 if storage == "grouped4" else 8
             parameters = (

@@ -67,9 +67,7 @@ class CausalLM(nn.Module):
         weight = book.vector(hidden, "model.norm.weight")
         self.norm = RMSNorm(weight, config.norm_eps, readers)
 
-    def prefill(
-        self, token_ids: Tensor, logit_positions: Tensor, kv_cache: PagedKVCache
-    ) -> Tensor:
+    def prefill(self, token_ids: Tensor, logit_positions: Tensor, kv_cache: PagedKVCache) -> Tensor:
         """int32 [tokens], int32 [batch] -> logits float32 [batch, vocab] of those positions."""
         x = self._hidden(token_ids, kv_cache)
         return self._logits(take_rows(x, logit_positions))

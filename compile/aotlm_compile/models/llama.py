@@ -47,9 +47,7 @@ class LlamaBlock(Block):
         self.output = Linear(
             book.matrix(c.hidden_size, attention, f"{path}self_attn.o_proj.weight"), target
         )
-        self.gate_up = Linear(
-            book.matrix(2 * c.intermediate_size, c.hidden_size, gate, up), target
-        )
+        self.gate_up = Linear(book.matrix(2 * c.intermediate_size, c.hidden_size, gate, up), target)
         self.down = Linear(
             book.matrix(c.hidden_size, c.intermediate_size, f"{path}mlp.down_proj.weight"), target
         )

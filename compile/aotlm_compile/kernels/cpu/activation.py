@@ -16,7 +16,7 @@ by row, so a result never depends on what shares the batch.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -156,7 +156,7 @@ def _quantize_row(row, top, groups, features, codes, scales, m):  # type: ignore
                 reduce_add_i32(q[0, lanes(0)] + q[1, lanes(0)]), "float32")
 
 
-@lru_cache(maxsize=None)
+@cache
 def rms_norm_quantize(features: int, eps: float) -> Any:
     """x float32 [n, features], weight float32 [features] -> int8 activation of RMSNorm(x).
 
@@ -194,7 +194,7 @@ def rms_norm_quantize(features: int, eps: float) -> Any:
     return rms_norm_quantize_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def rms_norm(features: int, eps: float) -> Any:
     """x float32 [n, features], weight float32 [features] -> float32 [n, features]."""
 
@@ -222,7 +222,7 @@ def rms_norm(features: int, eps: float) -> Any:
     return rms_norm_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def quantize(features: int) -> Any:
     """x float32 [n, features] -> int8 activation."""
     groups, outliers = groups_of(features), outliers_of(features)
@@ -253,7 +253,7 @@ def quantize(features: int) -> Any:
     return quantize_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def silu_mul_quantize(features: int) -> Any:
     """x float32 [n, 2 * features] = gate, up -> int8 activation of silu(gate) * up."""
     groups, outliers = groups_of(features), outliers_of(features)
@@ -287,7 +287,7 @@ def silu_mul_quantize(features: int) -> Any:
     return silu_mul_quantize_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def silu_mul(features: int) -> Any:
     """x float32 [n, 2 * features] = gate, up -> float32 [n, features] = silu(gate) * up."""
 

@@ -17,8 +17,6 @@ The cache joins results by their log-sum-exp in base 2, so that is what `finish`
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu.vector import (
@@ -40,6 +38,19 @@ VECTORS = BLOCK // 16
 def tile_for(rows: int) -> int:
     """How many rows to fold at a time when a task has exactly `rows`."""
     return next(tile for tile in (3, 2, 1) if rows % tile == 0)
+
+
+@T.inline
+def find_owner(indptr, batch, size, slot, found):  # type: ignore[no-untyped-def]
+    """found[0] = the sequence that `slot` belongs to, in a ragged batch cut into pieces of `size`.
+
+    Sequence b owns slots indptr[b] // size + b and up to the next one's: always enough for its
+    pieces, so that indptr[batch] // size + batch slots hold every piece of the batch.
+    """
+    found[0] = 0
+    for b in T.serial(1, batch):
+        if indptr[b] // size + b <= slot:
+            found[0] = b
 
 
 @T.inline

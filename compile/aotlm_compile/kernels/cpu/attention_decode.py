@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu import attention as at
 from aotlm_compile.kernels.cpu.pages import PAGE, key_at
-from aotlm_compile.kernels.cpu.vector import lanes, splat
+from aotlm_compile.kernels.cpu.vector import MASKED, lanes, splat
 
-# With few (sequence, head) pairs a sequence's pages are split among tasks: at least this many
-# tasks, and at least 8 pages each. 12 divides evenly among 2, 3, 4, 6 and 12 threads.
-TASKS = 12
+# A sequence's pages are split among tasks, this many each (128 tokens), and the partial results
+# joined: long sequences keep every thread busy. The split depends on nothing but the sequence,
+# so its result does not depend on what shares the batch.
 PAGES_PER_TASK = 8
+BLOCKS_PER_TASK = PAGES_PER_TASK // at.VECTORS
 
 
-@lru_cache(maxsize=None)
+@cache
 def decode_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
     """q float32 [batch, heads, head_dim] against pages -> out like q, lse float32 [batch, heads].
 
@@ -55,12 +56,10 @@ def decode_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
         with T.sblock("root"):
             T.reads()
             T.writes()
-            # Partial results, joined below.
-            splits = T.sblock_alloc_buffer((1,), "int32")
-            splits[0] = T.max(T.min(TASKS // (batch * kv_heads), used // (batch * PAGES_PER_TASK)), 1)
-            part = T.sblock_alloc_buffer((batch * kv_heads * TASKS, group, head_dim), "float32")
-            part_lse = T.sblock_alloc_buffer((batch * kv_heads * TASKS, group), "float32")
-            for task in T.parallel(batch * kv_heads * splits[0]):
+            # Sequence b owns slots indptr[b] // PAGES_PER_TASK + b and up, always enough for it.
+            part = T.sblock_alloc_buffer((used // PAGES_PER_TASK + batch, kv_heads, group, head_dim), "float32")
+            part_lse = T.sblock_alloc_buffer((used // PAGES_PER_TASK + batch, kv_heads, group), "float32")
+            for task in T.parallel((used // PAGES_PER_TASK + batch) * kv_heads):
                 with T.sblock("task"):
                     T.reads()
                     T.writes()
@@ -70,65 +69,70 @@ def decode_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
                     mass = T.sblock_alloc_buffer((group, 16), "float32")
                     prob = T.sblock_alloc_buffer((tile, at.BLOCK), "float32")
                     scalar = T.sblock_alloc_buffer((1,), "float32")
-                    n_split: T.let[T.int32] = splits[0]
-                    b: T.let[T.int32] = task // (kv_heads * n_split)
-                    h: T.let[T.int32] = task // n_split % kv_heads
-                    split: T.let[T.int32] = task % n_split
+                    found = T.sblock_alloc_buffer((1,), "int32")
+                    slot: T.let[T.int32] = task // kv_heads
+                    h: T.let[T.int32] = task % kv_heads
+                    at.find_owner(indptr, batch, PAGES_PER_TASK, slot, found)
+                    b: T.let[T.int32] = found[0]
                     begin_page: T.let[T.int32] = indptr[b]
                     n_pages: T.let[T.int32] = indptr[b + 1] - begin_page
                     kv_len: T.let[T.int32] = T.max((n_pages - 1) * PAGE + last_page_len[b], 0)
-                    blocks: T.let[T.int32] = (n_pages + at.VECTORS - 1) // at.VECTORS
-                    first: T.let[T.int32] = blocks * split // n_split
-                    last: T.let[T.int32] = blocks * (split + 1) // n_split
-                    for i in T.serial(group):
-                        for c in T.serial(head_dim // 16):
-                            scratch_q[i, lanes(c * 16)] = q[b, h * group + i, lanes(c * 16)] * splat(sm_scale)
-                    at.begin(group, head_dim, acc, top, mass)
-                    for block in T.serial(last - first):
-                        with T.sblock("block"):
-                            T.reads()
-                            T.writes()
-                            page = T.sblock_alloc_buffer((at.VECTORS,), "int32")
-                            start: T.let[T.int32] = first + block
-                            for v in T.unroll(at.VECTORS):
-                                page[v] = values[begin_page + T.min(start * at.VECTORS + v, n_pages - 1)]
+                    first: T.let[T.int32] = (slot - begin_page // PAGES_PER_TASK - b) * BLOCKS_PER_TASK
+                    last: T.let[T.int32] = T.min(first + BLOCKS_PER_TASK, (n_pages + at.VECTORS - 1) // at.VECTORS)
+                    if first < last:
+                        for i in T.serial(group):
+                            for c in T.serial(head_dim // 16):
+                                scratch_q[i, lanes(c * 16)] = q[b, h * group + i, lanes(c * 16)] * splat(sm_scale)
+                        at.begin(group, head_dim, acc, top, mass)
+                        for block in T.serial(last - first):
+                            with T.sblock("block"):
+                                T.reads()
+                                T.writes()
+                                page = T.sblock_alloc_buffer((at.VECTORS,), "int32")
+                                start: T.let[T.int32] = first + block
+                                for v in T.unroll(at.VECTORS):
+                                    page[v] = values[begin_page + T.min(start * at.VECTORS + v, n_pages - 1)]
+                                at.fold(
+                                    tile, group // tile, head_dim, scratch_q,
+                                    lambda d, v: pages[page[v], 0, h, key_at(head_dim, 0, d)[0], lanes(key_at(head_dim, 0, d)[1])],
+                                    lambda t, c: pages[page[t // PAGE], 1, h, t % PAGE, lanes(c * 16)],
+                                    lambda row: kv_len - start * at.BLOCK,
+                                    T.min(kv_len - start * at.BLOCK, at.BLOCK), acc, top, mass, prob)
+                        for i in T.serial(group):
+                            @T.inline
+                            def store(c, vector):  # type: ignore[no-untyped-def]
+                                part[slot, h, i, lanes(c * 16)] = vector
 
-                            at.fold(
-                                tile, group // tile, head_dim, scratch_q,
-                                lambda d, v: pages[page[v], 0, h, key_at(head_dim, 0, d)[0], lanes(key_at(head_dim, 0, d)[1])],
-                                lambda t, c: pages[page[t // PAGE], 1, h, t % PAGE, lanes(c * 16)],
-                                lambda row: kv_len - start * at.BLOCK,
-                                T.min(kv_len - start * at.BLOCK, at.BLOCK), acc, top, mass, prob)
-                    for i in T.serial(group):
-                        @T.inline
-                        def store(c, vector):  # type: ignore[no-untyped-def]
-                            part[task, i, lanes(c * 16)] = vector
+                            @T.inline
+                            def store_lse(value):  # type: ignore[no-untyped-def]
+                                part_lse[slot, h, i] = value
 
-                        @T.inline
-                        def store_lse(value):  # type: ignore[no-untyped-def]
-                            part_lse[task, i] = value
-
-                        at.finish(head_dim, i, acc, top, mass, scalar, store, store_lse)
-            for bh in T.serial(batch * kv_heads):
-                for i in T.serial(group):
-                    with T.sblock("join"):
-                        T.reads()
-                        T.writes()
-                        total = T.sblock_alloc_buffer((2,), "float32")
-                        total[0] = part_lse[bh * splits[0], i]
-                        for split in T.serial(splits[0]):
-                            total[0] = T.max(total[0], part_lse[bh * splits[0] + split, i])
-                        total[1] = T.float32(0)
-                        for split in T.serial(splits[0]):
-                            total[1] = total[1] + T.exp2(part_lse[bh * splits[0] + split, i] - total[0])
-                        lse[bh // kv_heads, bh % kv_heads * group + i] = total[0] + T.log2(total[1])
+                            at.finish(head_dim, i, acc, top, mass, scalar, store, store_lse)
+            for bh in T.serial(batch * heads):
+                with T.sblock("join"):
+                    T.reads()
+                    T.writes()
+                    total = T.sblock_alloc_buffer((3,), "float32")
+                    b: T.let[T.int32] = bh // heads
+                    h: T.let[T.int32] = bh % heads // group
+                    i: T.let[T.int32] = bh % heads % group
+                    first: T.let[T.int32] = indptr[b] // PAGES_PER_TASK + b
+                    count: T.let[T.int32] = (indptr[b + 1] - indptr[b] + PAGES_PER_TASK - 1) // PAGES_PER_TASK
+                    total[0] = T.float32(MASKED)
+                    for s in T.serial(count):
+                        total[0] = T.max(total[0], part_lse[first + s, h, i])
+                    total[1] = T.float32(0)
+                    for d in T.serial(head_dim):
+                        out[b, bh % heads, d] = T.float32(0)
+                    for s in T.serial(count):
+                        total[2] = T.exp2(part_lse[first + s, h, i] - total[0])
+                        total[1] = total[1] + total[2]
                         for d in T.serial(head_dim):
-                            out[bh // kv_heads, bh % kv_heads * group + i, d] = T.float32(0)
-                        for split in T.serial(splits[0]):
-                            for d in T.serial(head_dim):
-                                out[bh // kv_heads, bh % kv_heads * group + i, d] = (
-                                    out[bh // kv_heads, bh % kv_heads * group + i, d]
-                                    + part[bh * splits[0] + split, i, d]
-                                    * (T.exp2(part_lse[bh * splits[0] + split, i] - total[0]) / total[1]))
+                            out[b, bh % heads, d] = out[b, bh % heads, d] + part[first + s, h, i, d] * total[2]
+                    lse[b, bh % heads] = T.float32(MASKED)
+                    if total[1] > T.float32(0):
+                        lse[b, bh % heads] = total[0] + T.log2(total[1])
+                        for d in T.serial(head_dim):
+                            out[b, bh % heads, d] = out[b, bh % heads, d] / total[1]
 
     return decode_paged_kernel.without_attr("global_symbol")

@@ -7,7 +7,7 @@ that share that key/value head.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -29,19 +29,6 @@ def _load_queries(q, first, count, h, group, head_dim, sm_scale, query):  # type
 
 
 @T.inline
-def _find_tile(indptr, batch, slot, found):  # type: ignore[no-untyped-def]
-    """found[0] = the sequence that tile slot `slot` belongs to.
-
-    Sequence b owns slots indptr[b] // TOKENS + b and up: always enough for its tiles, so that
-    tokens // TOKENS + batch slots hold every tile of a ragged batch.
-    """
-    found[0] = 0
-    for b in T.serial(1, batch):
-        if indptr[b] // TOKENS + b <= slot:
-            found[0] = b
-
-
-@T.inline
 def _store_rows(out, lse, first, count, h, group, head_dim, acc, top, mass, scalar):  # type: ignore[no-untyped-def]
     for i in T.serial(count):
         for j in T.serial(group):
@@ -56,7 +43,7 @@ def _store_rows(out, lse, first, count, h, group, head_dim, acc, top, mass, scal
             at.finish(head_dim, i * group + j, acc, top, mass, scalar, store, store_lse)
 
 
-@lru_cache(maxsize=None)
+@cache
 def prefill_ragged(heads: int, kv_heads: int, head_dim: int) -> Any:
     """q against the k, v of the same step, causal -> out like q, lse float32 [tokens, heads].
 
@@ -94,7 +81,7 @@ def prefill_ragged(heads: int, kv_heads: int, head_dim: int) -> Any:
             T.reads()
             T.writes()
             # Keys transposed once: 64 keys' feature d are 4 vectors. Sequence b's blocks start
-            # at kv_indptr[b] // 64 + b, as the tiles do (`_find_tile`).
+            # at kv_indptr[b] // 64 + b, as the tiles do (`find_owner`).
             kt = T.sblock_alloc_buffer((kv_tokens // at.BLOCK + batch, kv_heads, head_dim, at.BLOCK), "float32")
             for bh in T.parallel(batch * kv_heads):
                 with T.sblock("transpose"):
@@ -122,7 +109,7 @@ def prefill_ragged(heads: int, kv_heads: int, head_dim: int) -> Any:
                     slots: T.let[T.int32] = (tokens // TOKENS + batch) * kv_heads
                     fair: T.let[T.int32] = T.if_then_else(task % 2 == 0, task // 2, slots - 1 - task // 2)
                     h: T.let[T.int32] = fair % kv_heads
-                    _find_tile(q_indptr, batch, fair // kv_heads, found)
+                    at.find_owner(q_indptr, batch, TOKENS, fair // kv_heads, found)
                     b: T.let[T.int32] = found[0]
                     q0: T.let[T.int32] = q_indptr[b]
                     nq: T.let[T.int32] = q_indptr[b + 1] - q0
@@ -146,7 +133,7 @@ def prefill_ragged(heads: int, kv_heads: int, head_dim: int) -> Any:
     return prefill_ragged_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def prefill_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
     """q float32 [tokens, heads, head_dim] against whole pages -> out, lse; every row sees every key.
 
@@ -197,7 +184,7 @@ def prefill_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
                 scalar = T.sblock_alloc_buffer((1,), "float32")
                 found = T.sblock_alloc_buffer((1,), "int32")
                 h: T.let[T.int32] = task % kv_heads
-                _find_tile(q_indptr, batch, task // kv_heads, found)
+                at.find_owner(q_indptr, batch, TOKENS, task // kv_heads, found)
                 b: T.let[T.int32] = found[0]
                 t0: T.let[T.int32] = q_indptr[b] + (task // kv_heads - q_indptr[b] // TOKENS - b) * TOKENS
                 count: T.let[T.int32] = T.min(q_indptr[b + 1] - t0, TOKENS)
@@ -225,7 +212,7 @@ def prefill_paged(heads: int, kv_heads: int, head_dim: int) -> Any:
     return prefill_paged_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def merge_states(heads: int, head_dim: int) -> Any:
     """Joins two partial attention results in place, by their log-sum-exp in base 2.
 

@@ -43,7 +43,9 @@ def dot_avx2(acc: Any, weights: Any, activation: Any, bits: int) -> Any:
         part = take("uint8x32", weights)
         if bits == 4:
             return pairs(part, 1)
-        top = T.reinterpret("uint8x32", T.reinterpret("uint16x16", part) >> T.broadcast(T.uint16(7), 16))
+        top = T.reinterpret(
+            "uint8x32", T.reinterpret("uint16x16", part) >> T.broadcast(T.uint16(7), 16)
+        )
         return pairs(part & T.broadcast(T.uint8(127), 32), 1) + pairs(
             top & T.broadcast(T.uint8(1), 32), 128
         )

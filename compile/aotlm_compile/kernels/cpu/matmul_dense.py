@@ -6,7 +6,7 @@ Weights are packed as float32 [blocks, inputs, 16]: 16 output rows interleaved.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -15,7 +15,7 @@ from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
 from aotlm_compile.kernels.cpu.vector import lanes, splat, splat_f32
 
 
-@lru_cache(maxsize=None)
+@cache
 def matmul_dense(outputs: int, inputs: int, residual: bool, tile: int) -> Any:
     """x float32 [n, inputs], packed weight, [residual float32 [n, outputs]] -> float32 [n, outputs]."""
     blocks = blocks_of(outputs)

@@ -11,7 +11,7 @@ with weight = code * scale + minimum. blocks = ceil(outputs / 16), groups = ceil
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -29,7 +29,7 @@ def blocks_of(outputs: int) -> int:
     return -(-outputs // ROWS)
 
 
-@lru_cache(maxsize=None)
+@cache
 def matmul_grouped(
     outputs: int, inputs: int, bits: int, residual: bool, level_dot: str, tile: int
 ) -> Any:

@@ -9,7 +9,7 @@ the page, so that the 16 scores of a page are one vector. Every kernel that read
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -23,7 +23,7 @@ def key_at(head_dim: int, token: Any, feature: Any) -> tuple[Any, Any]:
     return flat // head_dim, flat % head_dim
 
 
-@lru_cache(maxsize=None)
+@cache
 def append(kv_heads: int, head_dim: int) -> Any:
     """Writes k, v float32 [n, kv_heads, head_dim] to the slots position int32 [n]; -1 is skipped."""
 
@@ -63,7 +63,7 @@ def _copy_token(pages, kv_heads, head_dim, source_page, source, target_page, tar
             pages[target_page, 1, h, target, d] = pages[source_page, 1, h, source, d]
 
 
-@lru_cache(maxsize=None)
+@cache
 def copy_single_page(kv_heads: int, head_dim: int) -> Any:
     """Copies the first `length` tokens of a page to another: a fork in the middle of a page."""
 
@@ -82,7 +82,7 @@ def copy_single_page(kv_heads: int, head_dim: int) -> Any:
     return copy_single_page_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def compact_copy(kv_heads: int, head_dim: int) -> Any:
     """Moves the accepted tokens of a token tree together: (source, target) slots, ragged by sequence."""
 
@@ -108,7 +108,7 @@ def compact_copy(kv_heads: int, head_dim: int) -> Any:
     return compact_copy_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def debug_get_kv(layers: int, kv_heads: int, head_dim: int) -> Any:
     """Reads one layer's keys and values at slots int32 [n] into k, v float32 [layers, n, kv_heads, head_dim]."""
 

@@ -7,13 +7,13 @@ cosines come from a table made once per KV cache, not from one evaluation a head
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
 
 
-@lru_cache(maxsize=None)
+@cache
 def rotary_table(context: int, half: int) -> Any:
     """frequency float64 [half] -> float32 [context, 2, half]: cos, sin of position * frequency.
 
@@ -37,7 +37,7 @@ def rotary_table(context: int, half: int) -> Any:
     return rotary_table_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def split_rotary(heads: int, kv_heads: int, head_dim: int, context: int) -> Any:
     """qkv float32 [n, heads + 2 * kv_heads, head_dim], position int32 [n], table -> q, k, v.
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from tvm.script import tirx as T
@@ -12,7 +12,7 @@ from aotlm_compile.kernels.cpu.activation import groups_of
 from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
 
 
-@lru_cache(maxsize=None)
+@cache
 def embed_grouped(vocab: int, features: int, bits: int) -> Any:
     """ids int32 [n], packed weight of `matmul_grouped` -> float32 [n, features], dequantized."""
     blocks, groups = blocks_of(vocab), groups_of(features)
@@ -46,7 +46,7 @@ def embed_grouped(vocab: int, features: int, bits: int) -> Any:
     return embed_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def embed_dense(vocab: int, features: int) -> Any:
     """ids int32 [n], packed weight of `matmul_dense` -> float32 [n, features]."""
     blocks = blocks_of(vocab)
@@ -68,7 +68,7 @@ def embed_dense(vocab: int, features: int) -> Any:
     return embed_kernel.without_attr("global_symbol")
 
 
-@lru_cache(maxsize=None)
+@cache
 def take_rows(features: int) -> Any:
     """x float32 [n, features], rows int32 [batch] -> float32 [batch, features]."""
 
