@@ -22,9 +22,9 @@ from typing import Any
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu.vector import (
-    absolute,
     exp,
     lanes,
+    largest_magnitude,
     reduce_add,
     reduce_add_i32,
     reduce_max,
@@ -64,7 +64,8 @@ def outliers_of(features: int) -> int:
 
 def _silu_mul(gate: Any, up: Any) -> Any:
     """silu(gate) * up, float32x16."""
-    return gate / (splat_f32(1) + exp(splat_f32(0) - gate)) * up
+    # exp(89) is infinity and the result 0; further up its exponent would wrap around.
+    return gate / (splat_f32(1) + exp(T.min(splat_f32(0) - gate, splat_f32(89)))) * up
 
 
 @T.inline
@@ -97,7 +98,7 @@ def _load_group(x, m, first, left, features, v):  # type: ignore[no-untyped-def]
 
 @T.inline
 def _group_top(row, g, top):  # type: ignore[no-untyped-def]
-    top[g] = reduce_max(T.max(absolute(row[lanes(g * 32)]), absolute(row[lanes(g * 32 + 16)])))
+    top[g] = largest_magnitude(row[lanes(g * 32)], row[lanes(g * 32 + 16)])
 
 
 @T.inline
@@ -116,7 +117,8 @@ def _pull_outlier(row, top, groups, features, scales, m, e):  # type: ignore[no-
         for g in T.serial(groups):
             if top[g] == largest[0]:
                 where[0] = g
-        # With NaN nothing compares equal; the first feature then stands in, within bounds.
+        # With NaN nothing compares equal; the first feature then stands in, within bounds, and
+        # the step of the group that holds the NaN is NaN.
         where[1] = where[0] * 32
         for k in T.serial(32):
             if T.fabs(row[where[0] * 32 + k]) == largest[0]:
