@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from datetime import datetime
 from pathlib import Path
 
 from aotlm.artifact import Artifact
 from aotlm.config import EngineConfig
 from aotlm.engine.async_engine import AsyncEngine
+from aotlm.model_text import load_text
 from aotlm.text.conversation import ConversationTemplate
 from aotlm.text.tokenizer import Tokenizer
 from aotlm_server.served_model import ServedModel
 from aotlm_server.settings import Settings
-
-_FALLBACK_TEMPLATE = "chatml"
 
 
 async def load_model(path: Path, settings: Settings) -> ServedModel:
@@ -27,7 +25,7 @@ async def load_model(path: Path, settings: Settings) -> ServedModel:
     )
     try:
         (tokenizer, conversation), _ = await asyncio.gather(
-            asyncio.to_thread(load_text, artifact), engine.start()
+            asyncio.to_thread(_ready_text, artifact), engine.start()
         )
     except BaseException:
         await engine.stop(0)
@@ -45,28 +43,12 @@ async def load_model(path: Path, settings: Settings) -> ServedModel:
     )
 
 
-def load_text(artifact: Artifact) -> tuple[Tokenizer, ConversationTemplate]:
+def _ready_text(artifact: Artifact) -> tuple[Tokenizer, ConversationTemplate]:
     """The tokenizer and the template, both ready to use. Raises ArtifactError."""
-    tokenizer = Tokenizer.from_file(artifact.tokenizer_path)
+    tokenizer, conversation = load_text(artifact)
     tokenizer.prepare()
-    path = artifact.chat_template_path
-    if path is None:
-        conversation = ConversationTemplate.built_in(_FALLBACK_TEMPLATE)
-    else:
-        conversation = ConversationTemplate.from_file(
-            path, special_tokens=_special_tokens(artifact)
-        )
     conversation.prepare()
     return tokenizer, conversation
-
-
-def _special_tokens(artifact: Artifact) -> dict[str, str]:
-    """How the tokens that templates ask for by their role are spelled."""
-    added = json.loads(artifact.tokenizer_path.read_bytes()).get("added_tokens") or ()
-    spelling = {entry["id"]: entry["content"] for entry in added}
-    tokens = artifact.manifest.tokens
-    roles = {"bos_token": tokens.bos_id, "eos_token": next(iter(tokens.eos_ids), None)}
-    return {role: spelling[i] for role, i in roles.items() if i in spelling}
 
 
 def _fingerprint(artifact: Artifact) -> str:

@@ -19,9 +19,9 @@ from aotlm.artifact import (
     TokenInfo,
 )
 from aotlm.errors import ArtifactCorrupt
+from aotlm.model_text import load_text
 from aotlm_server import compiling
 from aotlm_server.cli import main
-from aotlm_server.loading import load_text
 from tests.server.live_server import make_tokenizer_file
 
 PLAIN = TargetInfo("cpu", "x86_64-linux-gnu", "x86-64-v1")
