@@ -43,7 +43,8 @@ class Quantized:
         """What the rows stand for: float64 [n, groups * 32]."""
         n = len(self.codes)
         with np.errstate(invalid="ignore"):  # infinity times 0
-            flat = (self.codes * self.steps[:, :, None].astype(np.float64)).reshape(n, -1)
+            groups = self.codes.astype(np.float64) * self.steps[:, :, None]
+        flat = groups.reshape(n, -1)
         for row in range(n):
             for index, value in zip(self.indices[row], self.outliers[row], strict=True):
                 flat[row, index] += value
@@ -94,12 +95,14 @@ def normal(*shape: int) -> Floats:
 
 def rms_norm(x: Floats, weight: Floats) -> Doubles:
     wide = x.astype(np.float64)
-    return wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + EPS) * weight
+    result: Doubles = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + EPS) * weight
+    return result
 
 
 def silu_mul(x: Floats) -> Doubles:
     gate, up = np.split(x.astype(np.float64), 2, axis=-1)
-    return gate / (1 + np.exp(-gate)) * up
+    result: Doubles = gate / (1 + np.exp(-gate)) * up
+    return result
 
 
 @for_cases
@@ -166,7 +169,7 @@ class TestQuantized:
         assert not q.sums.any()
 
     def test_all_equal(self, target: CpuTarget, features: int) -> None:
-        x = np.repeat(np.float32([[3.5], [-0.25]]), features, axis=1)
+        x = np.repeat(np.array([[3.5], [-0.25]], np.float32), features, axis=1)
         q = call_quantizing(target, kernels.quantize(features), features, x)
         np.testing.assert_allclose(q.values()[:, :features], x, rtol=1e-6)
         assert all(len(set(row)) == len(row) for row in q.indices.tolist())

@@ -66,8 +66,8 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 def exp(x: Any) -> Any:
     """exp(x) for x <= 89, flushed to about 1e-38 below -87; relative error under 3e-7.
 
-    Infinity above 88.03. 2**f on [-0.5, 0.5] by the degree-6 Taylor polynomial of exp(f ln 2), and the exponent
-    written into the float's bits.
+    Infinity above 88.03. 2**f on [-0.5, 0.5] by the degree-6 Taylor polynomial of exp(f ln 2),
+    and the exponent written into the float's bits.
     """
     scaled = T.max(x, splat_f32(-87.0)) * splat_f32(LOG2E)
     whole = round_even(scaled)
