@@ -1,7 +1,8 @@
 """`q4f32_1`: symmetric 4-bit groups of 32, as MLC's scheme of that name.
 
-code = clip(round(w / scale) + 7, 0, 14), scale = max|w| / 7; value = (code - 7) * scale. Ours
-keeps the scale in float16, rounded before the codes are chosen.
+scale = max|w| / 7, value = clip(round(w / scale), -7, 7) * scale. Ours keeps the scale in float16,
+rounded before the codes are chosen, and counts codes from 8 (MLC: from 7): the minimum is then
+-8 * scale, which float16 holds exactly, so that zeros stay zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from aotlm_compile.checkpoint.base import GROUP, Checkpoint, GroupedWeight, Weig
 
 from .scheme import Scheme, Storage
 
-MAX_CODE = 7
+LARGEST = 7
+ZERO = 8  # the code of 0
 
 
 def _storage(checkpoint: Checkpoint, names: Sequence[str]) -> Storage:
@@ -31,16 +33,14 @@ def quantize(values: npt.NDArray[np.float32]) -> GroupedWeight:
     rows, cols = values.shape
     padded = np.pad(values, ((0, 0), (0, -cols % GROUP))).reshape(rows, -1, GROUP)
     with np.errstate(over="ignore", invalid="ignore"):
-        scale = (np.abs(padded).max(axis=-1) / np.float32(MAX_CODE)).astype(np.float16)
-        # Exact only without float16 overflow: 7 * scale must be finite too.
-        minimum = (scale.astype(np.float32) * -MAX_CODE).astype(np.float16)
+        scale = (np.abs(padded).max(axis=-1) / np.float32(LARGEST)).astype(np.float16)
+        minimum = scale * np.float16(-ZERO)
     if not np.isfinite(minimum).all():
         raise CheckpointError("a weight is not finite or too large for 4-bit groups")
     step = scale.astype(np.float32)[:, :, None]
-    codes = np.rint(np.divide(padded, step, out=np.zeros_like(padded), where=step > 0)) + MAX_CODE
-    return GroupedWeight(
-        np.clip(codes, 0, 2 * MAX_CODE).astype(np.uint8).reshape(rows, -1), scale, minimum, bits=4
-    )
+    steps = np.rint(np.divide(padded, step, out=np.zeros_like(padded), where=step > 0))
+    codes = (np.clip(steps, -LARGEST, LARGEST) + ZERO).astype(np.uint8)
+    return GroupedWeight(codes.reshape(rows, -1), scale, minimum, bits=4)
 
 
 def _regroup(weight: Weight) -> GroupedWeight:
