@@ -6,7 +6,7 @@ import socket
 import time
 from pathlib import Path
 
-from tests.e2e.server_process import AOTLM, MODEL, ServerProcess, run_aotlm
+from tests.e2e.server_process import ServerProcess, run_aotlm
 
 # The target is 2 s on an idle machine; tests share theirs with others.
 FIRST_TOKEN_LIMIT_S = 10.0
@@ -52,10 +52,8 @@ def test_unknown_model_is_one_clear_line() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_without_arguments_the_commands_are_listed() -> None:
+def test_help_lists_the_commands() -> None:
     result = run_aotlm("--help")
     assert result.returncode == 0
     for command in ("compile", "serve", "chat", "bench", "artifacts", "devices"):
         assert command in result.stdout
-    assert AOTLM.endswith("aotlm")
-    assert MODEL
