@@ -32,18 +32,16 @@ def targets_here() -> list[CpuTarget]:
 
 
 TARGETS = targets_here()
-NAMES = [target.level.name for target in TARGETS]
 
 
 def run(target: CpuTarget, kernel: Any, *arguments: Array | float) -> None:
     """Call `kernel` (a PrimFunc) compiled for `target`; arrays it writes are updated in place.
 
-    An int argument becomes int64 or int32 as the kernel declares. Raises AssertionError when
-    the kernel wrote outside of an array.
+    Raises AssertionError when the kernel wrote outside of an array.
     """
     buffers = [_Buffer(a) if isinstance(a, np.ndarray) else None for a in arguments]
     function = _compiled(target.name, kernel)
-    function(*(b.tensor() if b else a for b, a in zip(buffers, arguments, strict=True)))
+    function(*(b.tensor if b else a for b, a in zip(buffers, arguments, strict=True)))
     for number, buffer in enumerate(buffers):
         if buffer is not None:
             assert buffer.intact(), f"argument {number} was written out of bounds"
@@ -58,7 +56,7 @@ def unwritten(*shape: int, dtype: str = "float32") -> Array:
 
 
 class _Buffer:
-    """A copy of an array between two guards, at a byte offset as the cache's own views have."""
+    """A copy of an array between two guards, and the TVM tensor over it."""
 
     def __init__(self, array: Array) -> None:
         import tvm_ffi
@@ -70,10 +68,7 @@ class _Buffer:
         self._copy = self._memory[_GUARD : _GUARD + array.nbytes].view(array.dtype)
         self._copy = self._copy.reshape(array.shape)
         self._copy[...] = array
-        self._tensor = tvm_ffi.from_dlpack(self._copy)
-
-    def tensor(self) -> Any:
-        return self._tensor
+        self.tensor: Any = tvm_ffi.from_dlpack(self._copy)
 
     def intact(self) -> bool:
         end = _GUARD + self.array.nbytes
