@@ -47,6 +47,7 @@ __all__ = [
     "check_target",
     "describe_file",
     "find_artifact",
+    "find_model",
     "list_artifacts",
     "read_manifest",
     "remove_artifact",
@@ -215,6 +216,23 @@ def find_artifact(name: str | Path, root: Path | None = None) -> Path:
     close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.3) or known[:5]
     there = f"there: {', '.join(close)}" if close else "make one with: aotlm compile MODEL"
     raise ArtifactNotFound(f"there is no artifact {str(name)!r} here or in {root}; {there}")
+
+
+def find_model(name: str | Path, root: Path | None = None) -> Path:
+    """As `find_artifact`, and by the name of the model too.
+
+    Of several artifacts of a model the fittest for this machine: that which uses most of its
+    CPU, then the newest. Raises ArtifactNotFound.
+    """
+    try:
+        return find_artifact(name, root)
+    except ArtifactNotFound:
+        usable = (listed.artifact for listed in list_artifacts(root))
+        named = [a for a in usable if a is not None and a.manifest.model.name == str(name)]
+        if not named:
+            raise
+        best = max(named, key=lambda a: (len(a.manifest.target.features), a.manifest.created))
+        return best.path
 
 
 def list_artifacts(root: Path | None = None) -> list[ListedArtifact]:

@@ -54,11 +54,11 @@ class Measurement:
 def main(argv: Sequence[str]) -> int:
     """Run `aotlm bench engine ARGV...` and return the exit code. Raises AotlmError."""
     arguments = _parser().parse_args(argv)
-    from aotlm.artifact import find_artifact, read_manifest
+    from aotlm.artifact import find_model, read_manifest
     from aotlm.config import EngineConfig
     from aotlm.engine.loading import load_engine
 
-    path = find_artifact(arguments.model)
+    path = find_model(arguments.model)
     workload = Workload(
         arguments.prompt_tokens,
         arguments.new_tokens,

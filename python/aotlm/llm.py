@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from aotlm.artifact import Artifact, find_artifact
+from aotlm.artifact import Artifact, find_model
 from aotlm.config import EngineConfig
 from aotlm.engine.engine import RequestFailure, StepResult
 from aotlm.engine.loading import load_engine
@@ -50,7 +50,7 @@ class LLM:
         `settings`: fields of `EngineConfig` (max_batch_size, cache_tokens, threads, seed, ...).
         Raises ArtifactError, EngineError or RequestError.
         """
-        path = find_artifact(artifact)
+        path = find_model(artifact)
         self.artifact = Artifact.open(path)
         self.tokenizer, self.conversation = load_text(self.artifact)
         self._engine = load_engine(EngineConfig(artifact=path, **settings))

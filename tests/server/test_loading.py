@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aotlm import artifact
 from aotlm.artifact import (
     Artifact,
     FileEntry,
@@ -43,7 +44,7 @@ MANIFEST = Manifest(
 def _compiler(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Let `program` stand for the compiler; nothing is found without it."""
     monkeypatch.setattr(compiling, "_COMPILER", program)
-    monkeypatch.setattr(compiling, "list_artifacts", list)
+    monkeypatch.setattr(artifact, "list_artifacts", lambda root: [])
 
 
 async def test_a_path_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +63,7 @@ async def test_a_model_name_takes_the_fittest_artifact(monkeypatch: pytest.Monke
     }
     listed = [ListedArtifact(p := Path(n), Artifact(p, m)) for n, m in manifests.items()]
     listed.append(ListedArtifact(Path("bad"), None, ArtifactCorrupt("truncated")))
-    monkeypatch.setattr(compiling, "list_artifacts", lambda: listed)
+    monkeypatch.setattr(artifact, "list_artifacts", lambda root: listed)
     assert await compiling.find_or_compile("m") == Path("new")
 
 
