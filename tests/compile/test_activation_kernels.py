@@ -58,6 +58,8 @@ def call_quantizing(target: CpuTarget, kernel: Any, features: int, *inputs: Floa
     scales = unwritten(n, groups + outliers, 2)
     run(target, kernel, *inputs, codes, scales)
     groups_part, outlier_part = scales[:, :groups], scales[:, groups:]
+    # Whatever the values: the matrix product reads the weights these name.
+    assert ((outlier_part[..., 0] >= 0) & (outlier_part[..., 0] < features)).all()
     return Quantized(
         codes.reshape(n, groups, 32),
         groups_part[..., 0],
@@ -70,7 +72,6 @@ def call_quantizing(target: CpuTarget, kernel: Any, features: int, *inputs: Floa
 def check_quantized(q: Quantized, expected: Doubles) -> None:
     """`expected` float64 [n, features]; rows whose largest values differ from each other."""
     n, features = expected.shape
-    assert ((q.indices >= 0) & (q.indices < features)).all()
     rest = expected.copy()
     for row in range(n):
         largest = np.sort(np.abs(expected[row]))[::-1][: q.indices.shape[1]]
