@@ -10,7 +10,7 @@ import platform
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from aotlm.cpu_features import cpu_features
+from aotlm.cpu_features import X86_LEVELS, cpu_features
 from aotlm.errors import CompileError
 
 if TYPE_CHECKING:
@@ -33,13 +33,17 @@ class CpuLevel:
     dot: str
 
 
+# All that LLVM may use at that level, not only what the kernels ask for: a virtual machine can
+# hide any of them.
+_V3 = (*sorted(X86_LEVELS["x86-64-v2"]), *sorted(X86_LEVELS["x86-64-v3"]))
+
 # Best first: `cpu` takes the first one this machine has.
 # Without -prefer-256-bit LLVM splits every 512-bit vector of an x86-64-v4 CPU in two.
 LEVELS = (
     CpuLevel(
         name="x86-64-v4",
         machines=("x86_64", "amd64"),
-        features=("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"),
+        features=(*_V3, *sorted(X86_LEVELS["x86-64-v4"]), "avx512_vnni"),
         mcpu="x86-64-v4",
         mattr=("+avx512vnni", "-prefer-256-bit"),
         dot="vnni512",
@@ -47,7 +51,7 @@ LEVELS = (
     CpuLevel(
         name="x86-64-v3",
         machines=("x86_64", "amd64"),
-        features=("avx2", "fma", "f16c", "bmi2"),
+        features=_V3,
         mcpu="x86-64-v3",
         mattr=(),
         dot="avx2",

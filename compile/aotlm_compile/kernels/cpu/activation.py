@@ -21,6 +21,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from aotlm_compile.kernels.cpu.loops import for_rows
 from aotlm_compile.kernels.cpu.vector import (
     exp,
     lanes,
@@ -34,23 +35,11 @@ from aotlm_compile.kernels.cpu.vector import (
 )
 
 GROUP = 32
-PARALLEL_ROWS = 4
 
 
 def groups_of(features: int) -> int:
     """How many groups of 32 hold `features` values."""
     return -(-features // GROUP)
-
-
-@T.inline
-def _for_rows(n, body):  # type: ignore[no-untyped-def]
-    """body(m) for each row; a few rows are done by one thread sooner than the pool can be woken."""
-    if n < PARALLEL_ROWS:
-        for m in T.serial(n):
-            body(m)
-    else:
-        for m in T.parallel(n):
-            body(m)
 
 
 def outliers_of(features: int) -> int:
@@ -191,7 +180,7 @@ def rms_norm_quantize(features: int, eps: float) -> Any:
                     values[features + k] = T.float32(0)
                 _quantize_row(values, top, groups, features, codes, scales, m)
 
-        _for_rows(n, row)
+        for_rows(n, row)
 
     return rms_norm_quantize_kernel.without_attr("global_symbol")
 
@@ -219,7 +208,7 @@ def rms_norm(features: int, eps: float) -> Any:
                 for k in T.serial(features):
                     y[m, k] = x[m, k] * weight[k] * inverse[0]
 
-        _for_rows(n, row)
+        for_rows(n, row)
 
     return rms_norm_kernel.without_attr("global_symbol")
 
@@ -250,7 +239,7 @@ def quantize(features: int) -> Any:
                     values[features + k] = T.float32(0)
                 _quantize_row(values, top, groups, features, codes, scales, m)
 
-        _for_rows(n, row)
+        for_rows(n, row)
 
     return quantize_kernel.without_attr("global_symbol")
 
@@ -284,7 +273,7 @@ def silu_mul_quantize(features: int) -> Any:
                         values[lanes(g * 32 + h * 16)] = _silu_mul(gate[h, lanes(0)], up[h, lanes(0)])
                 _quantize_row(values, top, groups, features, codes, scales, m)
 
-        _for_rows(n, row)
+        for_rows(n, row)
 
     return silu_mul_quantize_kernel.without_attr("global_symbol")
 
@@ -314,6 +303,6 @@ def silu_mul(features: int) -> Any:
                     d: T.let[T.int32] = features // 16 * 16 + k
                     y[m, d] = x[m, d] / (T.float32(1) + T.exp(T.float32(0) - x[m, d])) * x[m, features + d]
 
-        _for_rows(n, row)
+        for_rows(n, row)
 
     return silu_mul_kernel.without_attr("global_symbol")

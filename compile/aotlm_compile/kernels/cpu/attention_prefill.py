@@ -13,6 +13,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu import attention as at
+from aotlm_compile.kernels.cpu.loops import for_rows
 from aotlm_compile.kernels.cpu.pages import PAGE, key_at
 from aotlm_compile.kernels.cpu.vector import lanes, splat
 
@@ -227,7 +228,9 @@ def merge_states(heads: int, head_dim: int) -> Any:
         lse = T.match_buffer(lse_h, (n, heads), "float32")
         other = T.match_buffer(other_h, (n, heads, head_dim), "float32")
         other_lse = T.match_buffer(other_lse_h, (n, heads), "float32")
-        for m in T.parallel(n):
+
+        @T.inline
+        def token(m):  # type: ignore[no-untyped-def]
             for h in T.serial(heads):
                 with T.sblock("merge"):
                     T.reads()
@@ -239,5 +242,7 @@ def merge_states(heads: int, head_dim: int) -> Any:
                     lse[m, h] = T.log2(w[0] + w[1]) + w[2]
                     for d in T.serial(head_dim):
                         out[m, h, d] = out[m, h, d] * (w[0] / (w[0] + w[1])) + other[m, h, d] * (w[1] / (w[0] + w[1]))
+
+        for_rows(n, token)
 
     return merge_states_kernel.without_attr("global_symbol")

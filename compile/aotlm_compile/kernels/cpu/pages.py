@@ -14,6 +14,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from aotlm_compile.kernels.cpu.loops import for_rows
+
 PAGE = 16
 
 
@@ -38,7 +40,9 @@ def append(kv_heads: int, head_dim: int) -> Any:
         k = T.match_buffer(k_h, (n, kv_heads, head_dim), "float32")
         v = T.match_buffer(v_h, (n, kv_heads, head_dim), "float32")
         position = T.match_buffer(pos_h, (n,), "int32", elem_offset=offset)
-        for m in T.serial(n):
+
+        @T.inline
+        def token(m):  # type: ignore[no-untyped-def]
             with T.sblock("token"):
                 T.reads()
                 T.writes()
@@ -49,6 +53,8 @@ def append(kv_heads: int, head_dim: int) -> Any:
                             pages[slot // PAGE, 0, h, key_at(head_dim, slot % PAGE, d)[0], key_at(head_dim, slot % PAGE, d)[1]] = k[m, h, d]
                         for d in T.serial(head_dim):
                             pages[slot // PAGE, 1, h, slot % PAGE, d] = v[m, h, d]
+
+        for_rows(n, token)
 
     return append_kernel.without_attr("global_symbol")
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from aotlm_compile.kernels.cpu.loops import for_rows
+
 
 @cache
 def rotary_table(context: int, half: int) -> Any:
@@ -62,7 +64,9 @@ def split_rotary(heads: int, kv_heads: int, head_dim: int, context: int) -> Any:
         k = T.match_buffer(k_h, (n, kv_heads, head_dim), "float32")
         v = T.match_buffer(v_h, (n, kv_heads, head_dim), "float32")
         table = T.match_buffer(table_h, (context, 2, half), "float32")
-        for m in T.parallel(n):
+
+        @T.inline
+        def token(m):  # type: ignore[no-untyped-def]
             with T.sblock("token"):
                 T.reads()
                 T.writes()
@@ -73,5 +77,7 @@ def split_rotary(heads: int, kv_heads: int, head_dim: int, context: int) -> Any:
                     turn(qkv, m, heads + h, k, h, table, p)
                     for d in T.serial(head_dim):
                         v[m, h, d] = qkv[m, heads + kv_heads + h, d]
+
+        for_rows(n, token)
 
     return split_rotary_kernel.without_attr("global_symbol")

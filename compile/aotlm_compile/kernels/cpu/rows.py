@@ -9,6 +9,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu.activation import groups_of
+from aotlm_compile.kernels.cpu.loops import for_rows
 from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
 
 
@@ -26,22 +27,26 @@ def embed_grouped(vocab: int, features: int, bits: int) -> Any:
         weight = T.match_buffer(w_h, (blocks, groups, vectors, 64), "uint8")
         scale = T.match_buffer(ws_h, (blocks, groups, 2, 16), "float16")
         y = T.match_buffer(y_h, (n, features), "float32")
-        for m in T.serial(n):
+
+        @T.inline
+        def row(m):  # type: ignore[no-untyped-def]
             for k in T.serial(features):
                 with T.sblock("value"):
                     T.reads()
                     T.writes()
                     block: T.let[T.int32] = ids[m] // ROWS
-                    row: T.let[T.int32] = ids[m] % ROWS
+                    lane: T.let[T.int32] = ids[m] % ROWS
                     if bits == 4:
                         y[m, k] = T.cast(
-                            (weight[block, k // 32, k % 16 // 4, row * 4 + k % 4]
+                            (weight[block, k // 32, k % 16 // 4, lane * 4 + k % 4]
                              >> T.cast(k % 32 // 16 * 4, "uint8")) & T.uint8(15), "float32",
-                        ) * T.cast(scale[block, k // 32, 0, row], "float32") + T.cast(scale[block, k // 32, 1, row], "float32")
+                        ) * T.cast(scale[block, k // 32, 0, lane], "float32") + T.cast(scale[block, k // 32, 1, lane], "float32")
                     else:
                         y[m, k] = T.cast(
-                            weight[block, k // 32, k % 32 // 4, row * 4 + k % 4], "float32",
-                        ) * T.cast(scale[block, k // 32, 0, row], "float32") + T.cast(scale[block, k // 32, 1, row], "float32")
+                            weight[block, k // 32, k % 32 // 4, lane * 4 + k % 4], "float32",
+                        ) * T.cast(scale[block, k // 32, 0, lane], "float32") + T.cast(scale[block, k // 32, 1, lane], "float32")
+
+        for_rows(n, row)
 
     return embed_kernel.without_attr("global_symbol")
 
@@ -58,12 +63,16 @@ def embed_dense(vocab: int, features: int) -> Any:
         ids = T.match_buffer(ids_h, (n,), "int32")
         weight = T.match_buffer(w_h, (blocks, features, ROWS), "float32")
         y = T.match_buffer(y_h, (n, features), "float32")
-        for m in T.serial(n):
+
+        @T.inline
+        def row(m):  # type: ignore[no-untyped-def]
             for k in T.serial(features):
                 with T.sblock("value"):
                     T.reads()
                     T.writes()
                     y[m, k] = weight[ids[m] // ROWS, k, ids[m] % ROWS]
+
+        for_rows(n, row)
 
     return embed_kernel.without_attr("global_symbol")
 
