@@ -17,6 +17,7 @@ from .checkpoint.base import Checkpoint
 from .layers.weights import WeightBook
 from .models import family_for
 from .models.base import CausalLM, ModelConfig
+from .passes import run_passes
 from .quantize import scheme_named
 from .targets import CpuTarget
 
@@ -112,7 +113,7 @@ def build(
     model: CausalLM = family.build(config, book, target, options.context_window)
     module, parameters = model.export_tvm(spec=model.spec(), allow_extern=False)
     return Program(
-        module, tuple(parameters), book, family.name, checkpoint.name, config, options, target
+        run_passes(module), tuple(parameters), book, family.name, checkpoint.name, config, options, target
     )
 
 

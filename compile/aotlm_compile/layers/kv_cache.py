@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax as rx
-from tvm.relax.frontend.nn import Tensor
+from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn.op import wrap_nested
 from tvm.relax.frontend.nn.llm.kv_cache import AttnKind, PagedKVCache, RopeMode
 
 from aotlm_compile.kernels.cpu import attention_decode, attention_prefill, pages, rope
@@ -90,6 +91,31 @@ class CpuPagedKVCache(PagedKVCache):
             ),
             _name=name,
         )
+
+
+def attention(
+    kv_cache: PagedKVCache, layer: int, qkv: Tensor, shape: tuple[int, int, int], scale: float
+) -> Tensor:
+    """qkv float32 [n, (heads + 2 * kv_heads) * head_dim] -> float32 [n, heads * head_dim].
+
+    `shape` is (heads, kv_heads, head_dim). Rotates, appends the keys and values to the cache and
+    attends, for the sequences of the step under way.
+    """
+    heads, kv_heads, head_dim = shape
+    n = qkv.shape[0]
+    split = op.reshape(qkv, (n, heads + 2 * kv_heads, head_dim))
+    # PagedKVCache.attention_with_fused_qkv does the same with two more copies of the shape.
+    mixed = rx.call_dps_packed(
+        "vm.builtin.attention_kv_cache_attention_with_fused_qkv",
+        [
+            kv_cache._expr,
+            rx.prim_value(layer),
+            rx.prim_value(tvm.tirx.const(scale, "float64")),
+            split._expr,
+        ],
+        out_ty=rx.TensorType((n, heads, head_dim), "float32"),
+    )
+    return op.reshape(wrap_nested(mixed, name="attention"), (n, heads * head_dim))
 
 
 def _function(kernel: Any, name: str) -> Any:

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn import Tensor
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache
 
 from aotlm.errors import CheckpointError
 from aotlm_compile.checkpoint.base import positive
 from aotlm_compile.layers.activation import RMSNorm, activate, silu_mul
+from aotlm_compile.layers.kv_cache import attention
 from aotlm_compile.layers.linear import Linear
 from aotlm_compile.layers.weights import WeightBook
 from aotlm_compile.targets import CpuTarget
@@ -39,13 +40,13 @@ class LlamaBlock(Block):
     ) -> None:
         c, path = config, f"model.layers.{layer}."
         self.config = config
-        attention = c.num_heads * c.head_dim
+        width = c.num_heads * c.head_dim
         qkv = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         q, k, v = (f"{path}self_attn.{part}_proj.weight" for part in "qkv")
         gate, up = f"{path}mlp.gate_proj.weight", f"{path}mlp.up_proj.weight"
         self.qkv = Linear(book.matrix(qkv, c.hidden_size, q, k, v), target)
         self.output = Linear(
-            book.matrix(c.hidden_size, attention, f"{path}self_attn.o_proj.weight"), target
+            book.matrix(c.hidden_size, width, f"{path}self_attn.o_proj.weight"), target
         )
         self.gate_up = Linear(book.matrix(2 * c.intermediate_size, c.hidden_size, gate, up), target)
         self.down = Linear(
@@ -65,15 +66,11 @@ class LlamaBlock(Block):
     def forward(self, x: Tensor, kv_cache: PagedKVCache, layer: int) -> Tensor:
         """x float32 [n, hidden] -> the same."""
         c = self.config
-        n = x.shape[0]
-        attention = c.num_heads * c.head_dim
+        width = c.num_heads * c.head_dim
         qkv = self.qkv(self.attention_norm(x))
-        heads = op.reshape(qkv, (1, n, c.num_heads + 2 * c.num_kv_heads, c.head_dim))
-        mixed = kv_cache.attention_with_fused_qkv(
-            layer, heads, c.num_heads, sm_scale=c.head_dim**-0.5
-        )
-        mixed = op.reshape(mixed, (n, attention))
-        x = self.output(activate(mixed, attention, self.output.storage), residual=x)
+        heads = (c.num_heads, c.num_kv_heads, c.head_dim)
+        mixed = attention(kv_cache, layer, qkv, heads, scale=c.head_dim**-0.5)
+        x = self.output(activate(mixed, width, self.output.storage), residual=x)
         gate_up = self.gate_up(self.mlp_norm(x))
         hidden = silu_mul(gate_up, c.intermediate_size, self.down.storage)
         return self.down(hidden, residual=x)
