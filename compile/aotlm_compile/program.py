@@ -113,7 +113,14 @@ def build(
     model: CausalLM = family.build(config, book, target, options.context_window)
     module, parameters = model.export_tvm(spec=model.spec(), allow_extern=False)
     return Program(
-        run_passes(module), tuple(parameters), book, family.name, checkpoint.name, config, options, target
+        run_passes(module),
+        tuple(parameters),
+        book,
+        family.name,
+        checkpoint.name,
+        config,
+        options,
+        target,
     )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import tvm
 from tvm import relax as rx
 from tvm.relax.frontend.nn import Tensor, op
-from tvm.relax.frontend.nn.op import wrap_nested
 from tvm.relax.frontend.nn.llm.kv_cache import AttnKind, PagedKVCache, RopeMode
+from tvm.relax.frontend.nn.op import wrap_nested
 
 from aotlm_compile.kernels.cpu import attention_decode, attention_prefill, pages, rope
 
