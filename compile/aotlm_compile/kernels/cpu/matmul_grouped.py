@@ -143,11 +143,14 @@ def matmul_grouped(
     @T.inline
     def body(n, x, x_scale, weight, scale, extra, y):  # type: ignore[no-untyped-def]
         for nb in T.parallel(blocks):
-            for t in T.serial(n // tile):
+            # The first tile brings the block's weights from memory, the others find them near.
+            if n >= tile:
+                tile_of(tile, 0, x, x_scale, weight, scale, extra, y, nb, True)
+            for t in T.serial(1, T.max(n // tile, 1)):
                 tile_of(tile, t * tile, x, x_scale, weight, scale, extra, y, nb, False)
             if tile > 4:
                 if n % tile >= 4:
-                    tile_of(4, n // tile * tile, x, x_scale, weight, scale, extra, y, nb, False)
+                    tile_of(4, n // tile * tile, x, x_scale, weight, scale, extra, y, nb, True)
             if n % 4 >= 2:
                 tile_of(2, n // 4 * 4, x, x_scale, weight, scale, extra, y, nb, True)
             if n % 2 == 1:
