@@ -13,7 +13,7 @@ from tvm.relax.frontend import nn
 from aotlm.errors import CheckpointError
 from aotlm_compile.checkpoint.base import Checkpoint, Weight
 from aotlm_compile.kernels.cpu.activation import groups_of
-from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
+from aotlm_compile.kernels.cpu.blocks import ROWS, blocks_of
 from aotlm_compile.quantize.packing import pack_codes, pack_dense, pack_scales, stack
 from aotlm_compile.quantize.scheme import Scheme, Storage
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
+from aotlm_compile.kernels.cpu.blocks import ROWS, blocks_of, store_block
 from aotlm_compile.kernels.cpu.vector import lanes, splat, splat_f32
 
 
@@ -32,18 +32,7 @@ def matmul_dense(outputs: int, inputs: int, residual: bool, tile: int) -> Any:
                 for i in T.unroll(count):
                     acc[i, lanes(0)] = acc[i, lanes(0)] + splat(x[first + i, k]) * weight[nb, k, lanes(0)]
             for i in T.unroll(count):
-                if outputs % ROWS == 0:
-                    if residual:
-                        y[first + i, lanes(nb * 16)] = extra[first + i, lanes(nb * 16)] + acc[i, lanes(0)]
-                    else:
-                        y[first + i, lanes(nb * 16)] = acc[i, lanes(0)]
-                else:
-                    for r in T.serial(ROWS):
-                        if nb * 16 + r < outputs:
-                            if residual:
-                                y[first + i, nb * 16 + r] = extra[first + i, nb * 16 + r] + acc[i, r]
-                            else:
-                                y[first + i, nb * 16 + r] = acc[i, r]
+                store_block(outputs, residual, acc, i, first + i, extra, y, nb)
 
     @T.inline
     def body(n, x, weight, extra, y):  # type: ignore[no-untyped-def]

@@ -17,16 +17,11 @@ from typing import Any
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu.activation import groups_of, outliers_of
+from aotlm_compile.kernels.cpu.blocks import blocks_of, store_block
 from aotlm_compile.kernels.cpu.dot import DOTS
 from aotlm_compile.kernels.cpu.vector import fma, lanes, splat, splat_f32
 
-ROWS = 16  # output rows in a block: one vector
 PREFETCH_GROUPS = 20  # as measured: nearer comes too late, farther evicts what is not used yet
-
-
-def blocks_of(outputs: int) -> int:
-    """How many blocks of 16 rows hold `outputs` rows."""
-    return -(-outputs // ROWS)
 
 
 @cache
@@ -66,21 +61,6 @@ def matmul_grouped(
         T.evaluate(T.call_llvm_intrin(
             "void", "llvm.prefetch", T.address_of(scale[nb, g + PREFETCH_GROUPS, 0, 0]),
             T.int32(0), T.int32(3), T.int32(1)))
-
-    @T.inline
-    def store(acc, i, row, extra, y, nb):  # type: ignore[no-untyped-def]
-        if outputs % ROWS == 0:
-            if residual:
-                y[row, lanes(nb * 16)] = extra[row, lanes(nb * 16)] + acc[i, lanes(0)]
-            else:
-                y[row, lanes(nb * 16)] = acc[i, lanes(0)]
-        else:
-            for r in T.serial(ROWS):
-                if nb * 16 + r < outputs:
-                    if residual:
-                        y[row, nb * 16 + r] = extra[row, nb * 16 + r] + acc[i, r]
-                    else:
-                        y[row, nb * 16 + r] = acc[i, r]
 
     @T.inline
     def add_outlier(acc, i, x_scale, row, slot, weight, scale, nb):  # type: ignore[no-untyped-def]
@@ -138,7 +118,7 @@ def matmul_grouped(
                 for e in T.serial(outliers):
                     add_outlier(acc, i, x_scale, first + i, groups + e, weight, scale, nb)
             for i in T.unroll(count):
-                store(acc, i, first + i, extra, y, nb)
+                store_block(outputs, residual, acc, i, first + i, extra, y, nb)
 
     @T.inline
     def body(n, x, x_scale, weight, scale, extra, y):  # type: ignore[no-untyped-def]

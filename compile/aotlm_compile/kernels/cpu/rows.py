@@ -9,8 +9,8 @@ from typing import Any
 from tvm.script import tirx as T
 
 from aotlm_compile.kernels.cpu.activation import groups_of
+from aotlm_compile.kernels.cpu.blocks import ROWS, blocks_of
 from aotlm_compile.kernels.cpu.loops import for_rows
-from aotlm_compile.kernels.cpu.matmul_grouped import ROWS, blocks_of
 
 
 @cache
