@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\
 examples:
-  aotlm bench engine smollm2-135m-gguf-cpu
+  aotlm bench engine smollm2-135m
   aotlm bench engine ./model --prompt-tokens 512 --new-tokens 128 --batch 8 --json
   aotlm bench engine ./model --context 2048     decode with 2,048 tokens in the cache
 """
@@ -211,25 +211,40 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", metavar="MODEL", help="an artifact's folder or name")
-    parser.add_argument("--prompt-tokens", type=_positive, default=512, metavar="N")
-    parser.add_argument("--new-tokens", type=_positive, default=128, metavar="N")
-    parser.add_argument("--batch", type=_positive, default=1, metavar="N", help="sequences at once")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a compiled model: its folder, the folder's name or its own"
+    )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=_number,
+        default=512,
+        metavar="N",
+        help="tokens of each prompt (default 512)",
+    )
+    parser.add_argument(
+        "--new-tokens",
+        type=_number,
+        default=128,
+        metavar="N",
+        help="tokens generated for each (default 128)",
+    )
+    parser.add_argument(
+        "--batch", type=_number, default=1, metavar="N", help="sequences at once (default 1)"
+    )
     parser.add_argument(
         "--context",
-        type=_positive,
+        type=_number,
         metavar="N",
         help="tokens in the cache when decoding is measured (default: the prompt)",
     )
-    parser.add_argument("--repeat", type=_positive, default=3, metavar="N", help="runs (default 3)")
-    parser.add_argument("--threads", type=_positive, metavar="N", help="default: all cores")
+    parser.add_argument("--repeat", type=_number, default=3, metavar="N", help="runs (default 3)")
+    parser.add_argument("--threads", type=_number, metavar="N", help="default: all cores")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
 
