@@ -31,12 +31,13 @@ _SUMMARIES: Mapping[str, str] = {
     "devices": "show this machine's CPU and what else models can run on",
 }
 
-_EXAMPLES = """\
-examples:
-  aotlm compile smollm2-135m
-  aotlm serve smollm2-135m --port 8000
-  aotlm serve --help
-"""
+_EXAMPLES: Mapping[str, str] = {
+    "compile": "aotlm compile smollm2-135m",
+    "serve": "aotlm serve smollm2-135m --port 8000",
+    "chat": "aotlm chat smollm2-135m",
+    "bench engine": "aotlm bench engine smollm2-135m --prompt-tokens 512 --json",
+    "bench http": "aotlm bench http --base-url http://127.0.0.1:8000/v1 --model smollm2-135m",
+}
 
 _NOT_INSTALLED = (
     "aotlm is not installed in this Python, so its commands cannot be found; "
@@ -123,7 +124,10 @@ def _overview(commands: Mapping[str, metadata.EntryPoint]) -> str:
     lines += [f"  {name:{width}}{_SUMMARIES.get(name, '')}".rstrip() for name in names]
     if not names:
         lines.append(f"  none: {_NOT_INSTALLED}")
-    return "\n".join([*lines, "", _EXAMPLES, "options: --help, --version"])
+    examples = [f"  {_EXAMPLES[name]}" for name in names if name in _EXAMPLES]
+    if examples:
+        lines += ["", "examples:", *examples]
+    return "\n".join([*lines, "", "options: --help, --version"])
 
 
 def _complain(message: str, code: int) -> int:
