@@ -33,11 +33,21 @@ async def access_log(request: web.Request, handler: Handler) -> web.StreamRespon
         ACCESS_LOG.info(
             "%s %s %d %.3fs %s",
             request.method,
-            request.path,
+            printable(request.path),
             status,
             time.perf_counter() - start,
             REQUEST_ID.get(),
         )
+
+
+def printable(text: str) -> str:
+    """`text` with a backslash escape for each character that could forge or garble a log line."""
+    return "".join(
+        character
+        if character.isprintable() and character != "\\"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 class JsonFormatter(logging.Formatter):
