@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aotlm.errors import ArtifactCorrupt, CheckpointError
 from aotlm.manifest import LIBRARY_FILE, WEIGHTS_FILE
+from aotlm.text.conversation import ConversationTemplate
 
 from .checkpoint.base import Checkpoint
 from .checkpoint.open import open_checkpoint
@@ -17,6 +19,7 @@ from .output_folder import publish
 from .package import Contents, write_package
 from .plan import CompilePlan
 from .targets import parse_target
+from .toolchain import find_linker
 from .weights_file import WeightsFile
 
 if TYPE_CHECKING:
@@ -44,12 +47,17 @@ def run_pipeline(plan: CompilePlan, temporary: Path, emit: Emit) -> None:
     """
     target = parse_target(plan.target)
     with _step("read", emit) as step:
+        # What can fail for reasons known by now fails here, not after minutes of work.
+        find_linker()
         checkpoint = open_checkpoint(Path(plan.source))
         tokenizer = checkpoint.tokenizer_json()
+        _check_chat_template(checkpoint, plan.source)
+        from . import program as tvm_program  # imports tvm, which takes a second or two
+        from .models import family_for
+
+        family_for(checkpoint.config)
         step.detail = _describe(checkpoint)
     with _step("build", emit):
-        from . import program as tvm_program  # imports tvm, which takes a second or two
-
         options = tvm_program.ProgramOptions(
             context_window=plan.context_window,
             prefill_chunk=plan.prefill_chunk,
@@ -78,6 +86,16 @@ def run_pipeline(plan: CompilePlan, temporary: Path, emit: Emit) -> None:
         )
         write_package(temporary, contents)
         publish(temporary, Path(plan.output))
+
+
+def _check_chat_template(checkpoint: Checkpoint, source: str) -> None:
+    template = checkpoint.chat_template()
+    if template is None:
+        return
+    try:
+        ConversationTemplate(template, name=f"the chat template of {source}").prepare()
+    except ArtifactCorrupt as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _write_weights(

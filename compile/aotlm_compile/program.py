@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from .models.base import CausalLM, ModelConfig
 from .passes import run_passes
 from .quantize import scheme_named
 from .targets import CpuTarget
+from .toolchain import find_linker
 
 PAGE_SIZE = 16
 
@@ -136,14 +135,7 @@ def lower(program: Program) -> Lowered:
 
 def link(lowered: Lowered, path: Path) -> None:
     """Write the shared library. Raises ToolchainError when there is no working linker."""
-    compiler = os.environ.get("CXX") or next(
-        (found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None
-    )
-    if compiler is None or shutil.which(compiler) is None:
-        raise ToolchainError(
-            f"no C++ compiler to link with ({compiler or 'c++, g++, clang++'} not found): "
-            "install one (Debian: apt-get install g++) or set CXX"
-        )
+    compiler = find_linker()
     try:
         lowered.executable.export_library(str(path), cc=compiler)
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from aotlm.artifact import Artifact
 from aotlm_compile.cli import main
-from aotlm_compile.events import STEPS, Finished, StepFinished, from_line
+from aotlm_compile.events import STEPS, Finished, StepFinished, StepStarted, from_line
 from tests.compile.gguf_samples import write_llama
 from tests.tiny_model import CHAT_TEMPLATE, CONFIG, random_weights, write_safetensors
 from tests.tiny_model import write_tiny_model as write
@@ -38,13 +38,22 @@ def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
 
 def failure(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The one line on stderr of a command that must fail."""
+    return failed_step(capsys, *arguments)[1]
+
+
+def failed_step(
+    capsys: pytest.CaptureFixture[str], *arguments: str | Path
+) -> tuple[str | None, str]:
+    """The step a command must fail in (None: before the first), and its one line on stderr."""
     assert main([*map(str, arguments), "--progress", "json"]) == 1
     output = capsys.readouterr()
     assert output.out == ""
+    events = [from_line(line) for line in output.err.splitlines()]
     lines = [line for line in output.err.splitlines() if from_line(line) is None]
     assert len(lines) == 1
     assert lines[0].startswith("aotlm compile: ")
-    return lines[0].removeprefix("aotlm compile: ")
+    steps = [event.step for event in events if isinstance(event, StepStarted)]
+    return (steps[-1] if steps else None), lines[0].removeprefix("aotlm compile: ")
 
 
 def test_artifact_holds_the_model(tiny_artifact: Path, tiny_model: Path) -> None:
@@ -162,17 +171,22 @@ def test_interrupt_removes_what_is_half_written(
     assert list(output.parent.iterdir()) == []
 
 
-def test_no_linker_says_what_to_install(tmp_path: Path) -> None:
+def test_no_linker_says_what_to_install_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path / "tiny", config={"num_hidden_layers": 1})
     output = tmp_path / "out" / "artifact"
-    process = start(folder, "-o", output, "--opt", "0", PATH=str(tmp_path), CXX="")
-    out, err = process.communicate(timeout=90)
-    assert process.returncode == 1
-    assert out == ""
-    last = err.splitlines()[-1]
-    assert last.startswith("aotlm compile: no C++ compiler to link with")
-    assert "g++" in last
-    assert list(output.parent.iterdir()) == []
+    for path, compiler, named in (
+        (str(tmp_path), "", "c++, g++, clang++ not found"),
+        (os.environ["PATH"], "no-such-c++", "no-such-c++ not found"),
+    ):
+        monkeypatch.setenv("PATH", path)
+        monkeypatch.setenv("CXX", compiler)
+        step, message = failed_step(capsys, folder, "-o", output)
+        assert step == "read"
+        assert message.startswith(f"no C++ compiler to link with ({named})")
+        assert "apt-get install g++" in message
+        assert list(output.parent.iterdir()) == []
 
 
 def test_bad_models_are_one_line(
@@ -195,20 +209,32 @@ def test_bad_models_are_one_line(
     assert not (tmp_path / "model_libs").exists()
 
 
-def test_unsupported_architecture_and_missing_tensor_leave_nothing(
+def test_what_is_wrong_with_a_model_is_told_before_weights_are_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out" / "artifact"
-    folder = write(tmp_path / "xyz", config={"model_type": "xyz", "architectures": ["Xyz"]})
-    message = failure(capsys, folder, "-o", output)
-    assert "'xyz' is not supported; supported: llama" in message
-    folder = write(tmp_path / "lacking")
+    xyz = write(tmp_path / "xyz", config={"model_type": "xyz", "architectures": ["Xyz"]})
+    chat = write(tmp_path / "chat")
+    settings = json.loads((chat / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "hello\n{% for m in messages %}{{ m.content }"
+    (chat / "tokenizer_config.json").write_text(json.dumps(settings))
+    lacking = write(tmp_path / "lacking")
     weights = random_weights(CONFIG, 0)
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    write_safetensors(folder / "model.safetensors", weights)
-    message = failure(capsys, folder, "-o", output)
-    assert "tensor 'model.layers.1.mlp.up_proj.weight' is missing from" in message
-    assert list(output.parent.iterdir()) == []
+    up = weights.pop("model.layers.1.mlp.up_proj.weight")
+    write_safetensors(lacking / "model.safetensors", weights)
+    misshapen = write(tmp_path / "misshapen")
+    weights["model.layers.1.mlp.up_proj.weight"] = up[:-1]
+    write_safetensors(misshapen / "model.safetensors", weights)
+    for folder, at, part in (
+        (xyz, "read", "'xyz' is not supported; supported: llama"),
+        (chat, "read", f"the chat template of {chat} "),
+        (lacking, "build", "tensor 'model.layers.1.mlp.up_proj.weight' is missing from"),
+        (misshapen, "build", "mlp.up_proj.weight should make [192, 64]"),
+    ):
+        step, message = failed_step(capsys, folder, "-o", output)
+        assert step == at
+        assert part in message
+        assert list(output.parent.iterdir()) == []
 
 
 def test_bad_options_are_one_line(

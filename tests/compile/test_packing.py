@@ -175,6 +175,9 @@ class Weights:
         weight = self.weights[name]
         return weight.bits if isinstance(weight, GroupedWeight) else None
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights[name].shape
+
     def load(self, name: str) -> Weight:
         self.asked.append(name)
         return self.weights[name]
@@ -269,21 +272,33 @@ class TestBook:
 
     @pytest.mark.parametrize("rows", [15, 17])
     def test_another_shape_than_the_configuration_says(self, rows: int) -> None:
-        book = Weights({"m": random_groups(rows, 64, 4)}).book("gguf")
-        matrix = book.matrix(16, 64, "m")
+        source = Weights({"m": random_groups(rows, 64, 4)})
         with pytest.raises(
             CheckpointError, match=rf"tensor 'm' of sample has shape \[{rows}, 64\]"
         ):
-            list(book.pack(matrix.parameters))
+            source.book("gguf").matrix(16, 64, "m")
+        assert not source.asked  # told without reading a weight
 
     def test_a_vector_of_another_length(self) -> None:
         book = Weights({"n": DenseWeight(np.ones(63, np.float32))}).book("gguf")
-        vector = book.vector(64, "n")
         with pytest.raises(CheckpointError, match=r"'n' of sample has shape \[63\].* says \[64\]"):
-            list(book.pack([vector]))
+            book.vector(64, "n")
 
     def test_a_matrix_that_is_a_vector(self) -> None:
         book = Weights({"m": DenseWeight(np.ones(64, np.float32))}).book("q0f32")
-        matrix = book.matrix(64, 1, "m")
         with pytest.raises(CheckpointError, match=r"has shape \[64\]"):
-            list(book.pack(matrix.parameters))
+            book.matrix(64, 1, "m")
+
+    def test_a_scalar_in_place_of_a_part(self) -> None:
+        scalar = DenseWeight(np.ones((), np.float32))
+        book = Weights({"m": random_groups(16, 64, 4), "s": scalar}).book("gguf")
+        with pytest.raises(CheckpointError, match=r"tensor 's' of sample has shape \[\]"):
+            book.matrix(16, 64, "m", "s")
+
+    def test_a_tensor_that_is_missing(self, tmp_path: Path) -> None:
+        write_llama(tmp_path / "m.gguf", "Q4_1")
+        book = WeightBook(GgufCheckpoint(tmp_path / "m.gguf"), scheme_named("gguf"))
+        with pytest.raises(CheckpointError, match=r"tensor 'absent' is missing from"):
+            book.matrix(16, 64, "absent")
+        with pytest.raises(CheckpointError, match=r"tensor 'absent' is missing from"):
+            book.vector(64, "absent")

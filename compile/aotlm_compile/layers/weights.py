@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tvm.relax.frontend import nn
 
 from aotlm.errors import CheckpointError
-from aotlm_compile.checkpoint.base import Checkpoint, Weight
+from aotlm_compile.checkpoint.base import Checkpoint
 from aotlm_compile.kernels.cpu.activation import groups_of
 from aotlm_compile.kernels.cpu.blocks import ROWS, blocks_of
 from aotlm_compile.quantize.packing import pack_codes, pack_dense, pack_scales, stack
@@ -43,7 +43,11 @@ class WeightBook:
         return source in self._checkpoint.tensor_names()
 
     def matrix(self, rows: int, cols: int, *sources: str) -> Matrix:
-        """Parameters for the matrix [rows, cols] made of `sources`."""
+        """Parameters for the matrix [rows, cols] made of `sources`, one below the other.
+
+        Raises CheckpointError for a tensor that is missing or of another shape.
+        """
+        self._check_matrix(rows, cols, sources)
         storage = self._scheme.storage(self._checkpoint, sources)
         blocks, groups = blocks_of(rows), groups_of(cols)
         if storage == "dense":
@@ -59,7 +63,16 @@ class WeightBook:
         return matrix
 
     def vector(self, features: int, source: str) -> nn.Parameter:
-        """A float32 parameter [features], stored as it is."""
+        """A float32 parameter [features], stored as it is.
+
+        Raises CheckpointError for a tensor that is missing or of another shape.
+        """
+        shape = self._checkpoint.shape(source)
+        if shape != (features,):
+            raise CheckpointError(
+                f"tensor {source!r} of {self._checkpoint.name} has shape {list(shape)}; "
+                f"the configuration says {[features]}"
+            )
         parameter = nn.Parameter((features,), "float32")
         self._vectors.append((source, parameter))
         return parameter
@@ -67,7 +80,7 @@ class WeightBook:
     def pack(self, order: Sequence[nn.Parameter]) -> Iterator[npt.NDArray[Any]]:
         """Values of the parameters in `order`, one at a time.
 
-        Raises CheckpointError for a tensor that is missing or of another shape.
+        Raises CheckpointError for a tensor that cannot be read or stored.
         """
         owners: dict[int, Matrix | str] = {id(p): source for source, p in self._vectors}
         owners.update((id(p), m) for m in self._matrices for p in m.parameters)
@@ -75,7 +88,7 @@ class WeightBook:
         for parameter in order:
             owner = owners[id(parameter)]
             if isinstance(owner, str):
-                yield self._load(owner, (int(parameter.shape[0]),)).float32()
+                yield self._checkpoint.load(owner).float32()
                 continue
             if id(parameter) not in ready:
                 packed = self._pack_matrix(owner)
@@ -85,26 +98,19 @@ class WeightBook:
             yield ready.pop(id(parameter))
 
     def _pack_matrix(self, matrix: Matrix) -> tuple[npt.NDArray[Any], ...]:
-        loaded = [self._load(source, None) for source in matrix.sources]
-        rows = sum(w.shape[0] for w in loaded)
-        for source, weight in zip(matrix.sources, loaded, strict=True):
-            if len(weight.shape) != 2 or weight.shape[1] != matrix.cols or rows != matrix.rows:
-                raise CheckpointError(
-                    f"tensor {source!r} of {self._checkpoint.name} has shape "
-                    f"{list(weight.shape)}; {' + '.join(matrix.sources)} should make "
-                    f"{[matrix.rows, matrix.cols]}"
-                )
+        loaded = [self._checkpoint.load(source) for source in matrix.sources]
         if matrix.storage == "dense":
             return (pack_dense(np.concatenate([w.float32() for w in loaded])),)
         grouped = stack([self._scheme.regroup(w) for w in loaded])
         bits = 4 if matrix.storage == "grouped4" else 8
         return pack_codes(grouped.codes, bits), pack_scales(grouped)
 
-    def _load(self, source: str, shape: tuple[int, ...] | None) -> Weight:
-        weight = self._checkpoint.load(source)
-        if shape is not None and weight.shape != shape:
-            raise CheckpointError(
-                f"tensor {source!r} of {self._checkpoint.name} has shape {list(weight.shape)}; "
-                f"the configuration says {list(shape)}"
-            )
-        return weight
+    def _check_matrix(self, rows: int, cols: int, sources: Sequence[str]) -> None:
+        shapes = [self._checkpoint.shape(source) for source in sources]
+        made = sum(shape[0] for shape in shapes if len(shape) == 2)
+        for source, shape in zip(sources, shapes, strict=True):
+            if len(shape) != 2 or shape[1] != cols or made != rows:
+                raise CheckpointError(
+                    f"tensor {source!r} of {self._checkpoint.name} has shape {list(shape)}; "
+                    f"{' + '.join(sources)} should make {[rows, cols]}"
+                )
