@@ -17,6 +17,7 @@ from aiohttp import web
 
 from aotlm.errors import ServeError
 from aotlm_server.app import create_app
+from aotlm_server.runner import Runner
 from aotlm_server.served_model import ModelSlot, ServedModel
 from aotlm_server.settings import Settings
 
@@ -51,11 +52,8 @@ async def listening(
     slot: ModelSlot, settings: Settings, listener: socket.socket
 ) -> AsyncIterator[None]:
     """Serve on `listener`; on leaving, stop accepting, drain the engine, close."""
-    runner = web.AppRunner(
-        create_app(slot, settings),
-        handler_cancellation=True,
-        access_log=None,
-        shutdown_timeout=_FLUSH_S,
+    runner = Runner(
+        create_app(slot, settings), handler_cancellation=True, shutdown_timeout=_FLUSH_S
     )
     await runner.setup()
     site = web.SockSite(runner, listener)

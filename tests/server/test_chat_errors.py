@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 from typing import Any
@@ -200,19 +199,6 @@ async def test_paths_methods_types_and_sizes(live: LiveServer) -> None:
     async with session.post(url, data=huge, headers=headers) as response:
         assert (await read_error(response, 413))["code"] == "body_too_large"
     await live.chat()  # and the server lives
-
-
-async def test_compressed_bodies(live: LiveServer) -> None:
-    url = f"{live.url}/chat/completions"
-    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    good = gzip.compress(json.dumps(live.body()).encode())
-    async with live.session.post(url, data=good, headers=headers) as response:
-        assert response.status == 200
-    bomb = gzip.compress(b" " * (64 * 2**20))
-    async with live.session.post(url, data=bomb, headers=headers) as response:
-        await read_error(response, 413)
-    async with live.session.post(url, data=b"no gzip", headers=headers) as response:
-        assert response.status == 400
 
 
 async def test_template_that_refuses(live: LiveServer) -> None:

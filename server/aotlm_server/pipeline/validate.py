@@ -1,4 +1,4 @@
-"""Step 1: a body becomes a request whose every field is known and in range.
+"""Step 1: a JSON object becomes a request whose every field is known and in range.
 
 What the server does not act on is refused by name, never ignored. `param` of the error is the
 path of the field in the body, such as `messages[2].content[0].text`.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiohttp import web
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from aotlm.errors import RequestError
 from aotlm_server.protocol.chat import NOT_ACTED_ON, ChatMessage, ChatRequest, ContentPart
@@ -19,28 +18,6 @@ from aotlm_server.protocol.chat import NOT_ACTED_ON, ChatMessage, ChatRequest, C
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NULLABLE_CONTENT = ("assistant",)
 _NOT_YET = "is not supported yet by this server"
-
-
-async def read_json(request: web.Request) -> dict[str, Any]:
-    """The body as a JSON object.
-
-    Raises HTTPUnsupportedMediaType, HTTPRequestEntityTooLarge, or RequestError for what is not
-    a JSON object: wrong syntax, raw NUL bytes, lone surrogates, deeper than 200 levels.
-    """
-    charset = (request.charset or "utf-8").lower()
-    if request.content_type != "application/json" or charset not in ("utf-8", "utf8", "us-ascii"):
-        raise web.HTTPUnsupportedMediaType(text="send the body as Content-Type: application/json")
-    try:
-        raw = await request.read()
-    except web.RequestPayloadError as error:
-        raise RequestError(f"the request body cannot be read: {error}") from None
-    try:
-        body = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"the request body is not valid JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise RequestError("the request body must be a JSON object")
-    return body
 
 
 def validate_chat(body: dict[str, Any]) -> ChatRequest:

@@ -12,17 +12,18 @@ from aiohttp import web
 from aotlm.request import Request
 from aotlm_server.middleware.errors import describe_error
 from aotlm_server.pipeline.assemble import AnswerHead, ChunkWriter, fold
+from aotlm_server.pipeline.body import Body, parse_object, read_body
 from aotlm_server.pipeline.generate import TextEvent, generate_text, merge_choices
 from aotlm_server.pipeline.generation_config import generation_configs, stop_strings
 from aotlm_server.pipeline.template import render_prompt
 from aotlm_server.pipeline.tokenize import tokenize_prompt
-from aotlm_server.pipeline.validate import read_json, validate_chat
+from aotlm_server.pipeline.validate import validate_chat
 from aotlm_server.protocol.chat import ChatRequest
 from aotlm_server.served_model import ModelSlot, ServedModel
 from aotlm_server.settings import Settings
 from aotlm_server.sse import EventStream, encode_json
 
-# Longer bodies are templated and tokenized beside the event loop, not on it.
+# Longer bodies are parsed, checked, templated and tokenized beside the event loop, not on it.
 _INLINE_BYTES = 8192
 
 
@@ -35,12 +36,11 @@ class ChatRoutes:
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         """Answer one chat request."""
-        call = validate_chat(await read_json(request))
-        model = self._slot.named(call.model)
-        if (request.content_length or _INLINE_BYTES) < _INLINE_BYTES:
-            prompt_ids = _prompt_ids(call, model)
+        body = await read_body(request)
+        if len(body.raw) < _INLINE_BYTES and not body.compressed:
+            call, model, prompt_ids = _understand(body, self._slot)
         else:
-            prompt_ids = await asyncio.to_thread(_prompt_ids, call, model)
+            call, model, prompt_ids = await asyncio.to_thread(_understand, body, self._slot)
         head = AnswerHead(model, wants_logprobs=bool(call.logprobs))
         events = self._events(call, model, prompt_ids, head.id)
         if call.stream:
@@ -66,9 +66,13 @@ class ChatRoutes:
         return merge_choices(choices)
 
 
-def _prompt_ids(call: ChatRequest, model: ServedModel) -> tuple[int, ...]:
+def _understand(body: Body, slot: ModelSlot) -> tuple[ChatRequest, ServedModel, tuple[int, ...]]:
+    """All that is done to a body before the engine sees it: the call, its model, its prompt."""
+    call = validate_chat(parse_object(body))
+    model = slot.named(call.model)
     pieces = render_prompt(model.conversation, model.tokenizer, call.messages)
-    return tokenize_prompt(model.tokenizer, pieces, model.engine.limits.context_window)
+    prompt_ids = tokenize_prompt(model.tokenizer, pieces, model.engine.limits.context_window)
+    return call, model, prompt_ids
 
 
 async def _stream(
