@@ -52,7 +52,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of `aotlm serve`. Returns the exit code: 1 for an error, one line on stderr."""
+    """Entry point of `aotlm serve`. Returns the exit code; an error is one line on stderr.
+
+    1 is for an error, 2 for a wrong flag or variable, as argparse has it.
+    """
     flags = vars(parser().parse_args(argv))
     target = flags.pop("target")
 
@@ -61,7 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from aotlm_server.settings import load_settings
 
     try:
-        _serve(target, load_settings(flags, os.environ))
+        settings = load_settings(flags, os.environ)
+    except AotlmError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        _serve(target, settings)
     except AotlmError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

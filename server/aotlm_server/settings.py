@@ -15,6 +15,9 @@ from aotlm.errors import ServeError
 
 ENVIRONMENT_PREFIX = "AOTLM_"
 
+# The engine counts in 32 bits.
+_MOST = 2**31 - 1
+
 
 class Settings(BaseModel):
     """The settings of one server."""
@@ -24,15 +27,17 @@ class Settings(BaseModel):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     served_model_name: str | None = Field(default=None, min_length=1)
-    max_batch_size: int | None = Field(default=None, ge=1)
+    max_batch_size: int | None = Field(default=None, ge=1, le=_MOST)
     log_format: Literal["text", "json"] = "text"
     stream_interval: int = Field(default=1, ge=1, description="tokens gathered in one chunk")
-    grace_period: float = Field(default=10.0, ge=0, description="seconds running requests get")
+    grace_period: float = Field(
+        default=10.0, ge=0, allow_inf_nan=False, description="seconds running requests get"
+    )
     max_body_mb: int = Field(default=16, ge=1, description="larger request bodies get 413")
-    max_tokens: int | None = Field(default=None, ge=1)
-    default_temperature: float | None = Field(default=None, ge=0, le=2)
-    default_top_p: float | None = Field(default=None, gt=0, le=1)
-    default_top_k: int | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1, le=_MOST)
+    default_temperature: float | None = Field(default=None, ge=0, le=2, allow_inf_nan=False)
+    default_top_p: float | None = Field(default=None, gt=0, le=1, allow_inf_nan=False)
+    default_top_k: int | None = Field(default=None, ge=0, le=_MOST)
 
 
 def load_settings(flags: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:

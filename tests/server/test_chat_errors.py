@@ -57,6 +57,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
     ({"top_k": -2}, "top_k"),
+    ({"top_k": 2**31}, "top_k"),
     ({"min_p": 1.5}, "min_p"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),

@@ -28,6 +28,12 @@ def test_flags_win_over_environment_over_defaults() -> None:
         ({"default_temperature": "3"}, {}, "--default-temperature"),
         ({"stream_interval": "0"}, {}, "--stream-interval"),
         ({"max_batch_size": "0"}, {}, "--max-batch-size"),
+        ({"default_top_k": str(2**31)}, {}, "--default-top-k"),
+        ({"max_tokens": str(2**31)}, {}, "--max-tokens"),
+        ({"max_tokens": "9" * 5000}, {}, "--max-tokens"),
+        ({"grace_period": "inf"}, {}, "--grace-period"),
+        ({"grace_period": "-1"}, {}, "--grace-period"),
+        ({}, {"AOTLM_GRACE_PERIOD": "nan"}, "AOTLM_GRACE_PERIOD"),
     ],
 )
 def test_bad_values_are_named(
@@ -36,6 +42,18 @@ def test_bad_values_are_named(
     with pytest.raises(ServeError, match=rf"^{named}: .*got") as caught:
         load_settings(flags, environment)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["default_temperature", "default_top_p", "grace_period"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_only_finite_numbers(name: str, value: str) -> None:
+    with pytest.raises(ServeError, match=f"finite number, got '{value}'$"):
+        load_settings({name: value}, {})
+
+
+def test_the_largest_values() -> None:
+    settings = load_settings({"default_top_k": str(2**31 - 1), "max_tokens": str(2**31 - 1)}, {})
+    assert settings.default_top_k == settings.max_tokens == 2**31 - 1
 
 
 def test_every_setting_has_a_flag() -> None:
@@ -63,7 +81,7 @@ def test_port_in_use_is_found_before_compiling(
 
 
 def test_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", "--port", "many"]) == 1
+    assert main(["model", "--port", "many"]) == 2  # as argparse's own complaints
     error = capsys.readouterr().err
     assert error.startswith("error: --port: ")
     assert error.count("\n") == 1

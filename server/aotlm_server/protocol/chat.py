@@ -79,7 +79,7 @@ class ChatRequest(_Wire):
     stream_options: StreamOptions | None = None
 
     # Extensions, named as other servers name them.
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**31 - 1)
     min_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     repetition_penalty: float | None = Field(default=None, gt=0, le=10, allow_inf_nan=False)
     min_tokens: int | None = Field(default=None, ge=0)
