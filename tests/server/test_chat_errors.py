@@ -109,6 +109,37 @@ async def test_bad_field_is_named(live: LiveServer, fields: dict[str, Any], para
     assert live.engine.requests == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stop": ["x"] * 17}, "stop: at most 16 stop strings are taken, not 17"),
+        ({"stop": 5}, "stop: must be a string or a list of strings"),
+        ({"messages": [5]}, "messages[0]: must be an object with role and content"),
+        (
+            {"messages": [{"role": "user", "content": ["hi"]}]},
+            "messages[0].content[0]: must be a content part object with type and text",
+        ),
+        ({"stream": True, "stream_options": 1}, "stream_options: must be an object"),
+    ],
+)
+async def test_messages_speak_of_the_api(
+    live: LiveServer, fields: dict[str, Any], message: str
+) -> None:
+    assert (await live.error(400, **fields))["message"] == message
+
+
+@pytest.mark.parametrize("escape", ["\\ud800", "\\ud800x", "\\udc00", "\\ud800\\u0041"])
+async def test_half_a_surrogate_pair_is_called_that(live: LiveServer, escape: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    raw = json.dumps(live.body(user="?")).replace("?", escape)
+    async with live.session.post(
+        f"{live.url}/chat/completions", data=raw, headers=headers
+    ) as response:
+        message = (await read_error(response, 400))["message"]
+    assert "half of a surrogate pair and is not valid Unicode" in message
+    await live.chat(user="\N{GRINNING FACE}")  # a whole pair in JSON
+
+
 async def test_missing_fields(live: LiveServer) -> None:
     for name in ("model", "messages"):
         body = live.body()

@@ -13,10 +13,20 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from aotlm.errors import RequestError
-from aotlm_server.protocol.chat import NOT_ACTED_ON, ChatMessage, ChatRequest, ContentPart
+from aotlm_server.protocol.chat import (
+    MAX_STOP_STRINGS,
+    NOT_ACTED_ON,
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+)
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _NULLABLE_CONTENT = ("assistant",)
+_SHAPES = {
+    "ChatMessage": "an object with role and content",
+    "ContentPart": "a content part object with type and text",
+}
 _NOT_YET = "is not supported yet by this server"
 
 
@@ -75,13 +85,32 @@ def _request_error(errors: Sequence[ErrorDetails], body: dict[str, Any]) -> Requ
     paths = [_path(error, body) for error in errors]
     best = 0
     for index, path in enumerate(paths):
-        # A union complains once for each of its members: the deepest one was meant.
-        if path.startswith(paths[0]) and len(path) > len(paths[best]):
+        # A union complains once for each of its members: the deepest one was meant, or else
+        # the one whose type was right.
+        if not path.startswith(paths[0]) or len(path) < len(paths[best]):
+            continue
+        if len(path) > len(paths[best]) or _wrong_type(errors[best]) > _wrong_type(errors[index]):
             best = index
     path, error = paths[best], errors[best]
     if error["type"] == "extra_forbidden":
         return RequestError(f"unknown field: {path}", param=path)
-    return RequestError(f"{path}: {error['msg']}", param=path)
+    return RequestError(f"{path}: {_message(error, path)}", param=path)
+
+
+def _wrong_type(error: ErrorDetails) -> bool:
+    return error["type"].endswith("_type")
+
+
+def _message(error: ErrorDetails, path: str) -> str:
+    """What is wrong, in the words of the API rather than of our classes."""
+    if path == "stop" and error["type"] == "too_long":
+        count = error["ctx"]["actual_length"]
+        return f"at most {MAX_STOP_STRINGS} stop strings are taken, not {count}"
+    if path == "stop" and _wrong_type(error):
+        return "must be a string or a list of strings"
+    if error["type"] == "model_type":
+        return f"must be {_SHAPES.get(error['ctx']['class_name'], 'an object')}"
+    return error["msg"]
 
 
 def _path(error: ErrorDetails, body: Any) -> str:
