@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from aotlm_server.flag_types import http_url, positive
+
 if TYPE_CHECKING:
     import aiohttp
 
@@ -105,7 +107,7 @@ async def run_load(arguments: argparse.Namespace) -> dict[str, Any]:
     """Keep `concurrency` requests under way until all are done; returns the summary."""
     import aiohttp
 
-    url = arguments.base_url.rstrip("/") + "/chat/completions"
+    url = arguments.base_url + "/chat/completions"
     headers = {"Authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=arguments.timeout)
@@ -182,24 +184,33 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     flag = parser.add_argument
-    flag("--base-url", default="http://127.0.0.1:8000/v1", metavar="URL")
-    flag("--model", default="default", help="the server's name of the model")
-    flag("--concurrency", type=_positive, default=8, help="requests under way at once (8)")
-    flag("--requests", type=_positive, default=8, help="requests in all (8)")
-    flag("--max-tokens", type=_positive, default=96, help="output tokens a request (96)")
-    flag("--prompt-tokens", type=_positive, default=60, help="about this many a prompt (60)")
-    flag("--ignore-eos", action="store_true", help="always max-tokens (not every server knows it)")
-    flag("--seed", type=int, default=0, help="choose other prompts")
-    flag("--timeout", type=float, default=120.0, help="seconds of silence that are an error")
-    flag("--api-key", metavar="KEY", help="sent as Authorization: Bearer KEY")
-    flag("--json", action="store_true", help="one JSON object on stdout")
+    url = "http://127.0.0.1:8000/v1"
+    flag("--base-url", type=http_url, default=url, metavar="URL", help=f"of the server ({url})")
+    flag("--model", default="default", metavar="NAME", help="as the server names it (default)")
+
+    def number(name: str, default: int, about: str) -> None:
+        flag(name, type=positive, default=default, metavar="N", help=f"{about} ({default})")
+
+    number("--concurrency", 8, "requests under way at once")
+    number("--requests", 8, "requests in all")
+    number("--max-tokens", 96, "output tokens a request")
+    number("--prompt-tokens", 60, "about this many tokens a prompt")
+    flag(
+        "--ignore-eos",
+        action="store_true",
+        help="always max-tokens; not every server knows it (off)",
+    )
+    flag("--seed", type=int, default=0, metavar="N", help="another one, other prompts (0)")
+    flag(
+        "--timeout",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="seconds of silence that are an error (120)",
+    )
+    flag("--api-key", metavar="KEY", help="sent as Authorization: Bearer KEY (none)")
+    flag("--json", action="store_true", help="one JSON object on stdout, not a table (off)")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from aotlm_server.flag_types import http_url, positive
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -28,8 +31,11 @@ _HELP = """\
 /help           this list
 /exit           leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
+_DEFAULT_URL = "http://127.0.0.1:8000/v1"
+
 _EXAMPLES = """\
 examples:
+  aotlm chat                                   talk to the server on port 8000 of this machine
   aotlm chat smollm2-135m                      load a model here and talk to it
   aotlm chat --base-url http://127.0.0.1:8000/v1
                                                talk to a server that is running
@@ -83,10 +89,10 @@ class LoopThread:
 class ChatClient:
     """One model of one server."""
 
-    def __init__(self, base_url: str, model: str, temperature: float | None) -> None:
-        self._url = base_url.rstrip("/")
+    def __init__(self, base_url: str, model: str, sampling: dict[str, float | None]) -> None:
+        self._url = base_url
         self._model = model
-        self._temperature = temperature
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
 
     async def answer(self, messages: list[dict[str, str]], show: Callable[[str], None]) -> None:
         """Stream one answer, `show`ing its text as it comes. Raises ServeError."""
@@ -96,8 +102,7 @@ class ChatClient:
         from aotlm_server.sse import DONE, read_events
 
         body: dict[str, Any] = {"model": self._model, "messages": messages, "stream": True}
-        if self._temperature is not None:
-            body["temperature"] = self._temperature
+        body |= self._sampling
         # An answer may take as long as it takes; only connecting may not.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         try:
@@ -136,6 +141,9 @@ class Terminal:
 
     def run(self) -> int:
         """Until the input ends or /exit. Returns the exit code: 1 if any answer failed."""
+        if not self._interactive and isinstance(sys.stdin, io.TextIOWrapper):
+            # Else what is not UTF-8 would pass in some locales, as half surrogate pairs.
+            sys.stdin.reconfigure(encoding="utf-8", errors="strict")
         if self._interactive:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  arrow keys and history in input()
@@ -151,6 +159,8 @@ class Terminal:
         return 1 if failed and not self._interactive else 0
 
     def _lines(self) -> Iterator[str]:
+        from aotlm.errors import ServeError
+
         while True:
             try:
                 line = input("> ") if self._interactive else sys.stdin.readline()
@@ -162,6 +172,9 @@ class Terminal:
                     return
                 print("\n(/exit or Ctrl-D leaves)")
                 continue
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise ServeError(f"the input is not UTF-8 text: it has a byte {byte:#x}") from None
             if not self._interactive and not line:
                 return
             yield line.strip()
@@ -206,17 +219,25 @@ def parser() -> argparse.ArgumentParser:
     """The command's flags."""
     parser = argparse.ArgumentParser(
         prog="aotlm chat",
-        description="Talk to a model in the terminal.",
+        description="Talk to a model in the terminal: to one that is loaded here (MODEL), or to "
+        f"one of a server (--base-url).\nWith neither, to the server on {_DEFAULT_URL}.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "target", nargs="?", metavar="MODEL", help="recipe, checkpoint or artifact to load here"
     )
-    parser.add_argument("--base-url", metavar="URL", help="talk to this server instead")
-    parser.add_argument("--model", default="default", help="the server's name of the model")
-    parser.add_argument("--system", metavar="TEXT", help="system message")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    flag = parser.add_argument
+    flag(
+        "--base-url",
+        type=http_url,
+        metavar="URL",
+        help=f"talk to this server instead ({_DEFAULT_URL})",
+    )
+    flag("--model", default="default", metavar="NAME", help="as the server names it (default)")
+    flag("--system", metavar="TEXT", help="system message (none)")
+    flag("--temperature", type=float, metavar="T", help="0 is greedy (the server's choice)")
+    flag("--max-tokens", type=positive, metavar="N", help="longest answer (the server's choice)")
     return parser
 
 
@@ -230,10 +251,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     loop = LoopThread()
     try:
         with contextlib.ExitStack() as stack:
-            url = arguments.base_url or "http://127.0.0.1:8000/v1"
+            url = arguments.base_url or _DEFAULT_URL
             if arguments.target:
                 url = stack.enter_context(_local_server(loop, arguments.target))
-            client = ChatClient(url, arguments.model, arguments.temperature)
+            sampling = {
+                "temperature": arguments.temperature,
+                "max_tokens": arguments.max_tokens,
+            }
+            client = ChatClient(url, arguments.model, sampling)
             return Terminal(
                 Conversation(arguments.system),
                 lambda messages, show: loop.run(client.answer(messages, show)),

@@ -10,11 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aotlm.artifact import find_model
-from aotlm.errors import ArtifactNotFound
+from aotlm.artifact import build_root, find_model
+from aotlm.errors import ArtifactCorrupt, ArtifactNotFound
 
 # -P: a file in the user's folder must not take the place of a module.
 _COMPILER = "import sys; from aotlm_compile.cli import main; sys.exit(main())"
+
+_ONLY_IN_ARTIFACTS = ("model.so", "weights.bin")
 
 
 async def find_or_compile(target: str) -> Path:
@@ -27,7 +29,18 @@ async def find_or_compile(target: str) -> Path:
     try:
         return await asyncio.to_thread(find_model, target)
     except ArtifactNotFound:
+        _refuse_damaged(target)
         return await _compile(target)
+
+
+def _refuse_damaged(target: str) -> None:
+    """Raise ArtifactCorrupt for a folder that was an artifact, rather than call it a checkpoint."""
+    for folder in (Path(target), build_root() / target):
+        if any((folder / name).is_file() for name in _ONLY_IN_ARTIFACTS):
+            raise ArtifactCorrupt(
+                f"{folder} is a damaged artifact: it has no manifest.json; remove it and "
+                "compile the model again"
+            )
 
 
 async def _compile(target: str) -> Path:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from aotlm_server import bench, chat
 from aotlm_server.bench import StreamResult, make_prompt, parser, run_load, summarize
 from tests.server.live_server import LiveServer, eventually
 
 _MAIN = "import sys; from aotlm_server.chat import main; sys.exit(main())"
 
 
-async def _chat(live: LiveServer, stdin: str, *flags: str) -> tuple[int, str, str]:
+async def _chat(live: LiveServer, stdin: str | bytes, *flags: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _MAIN, "--base-url", live.url, *flags),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await process.communicate(stdin.encode())
+    out, err = await process.communicate(stdin.encode() if isinstance(stdin, str) else stdin)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -90,6 +95,40 @@ async def test_chat_without_a_server(live: LiveServer) -> None:
     assert code == 1
     assert err.startswith("error: no answer from http://127.0.0.1:9/v1")
     assert err.count("\n") == 1
+
+
+async def test_chat_input_must_be_utf8(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for locale in ("C", "C.UTF-8"):
+        monkeypatch.setenv("LC_ALL", locale)
+        code, out, err = await _chat(live, b"caf\xe9\n")
+        assert (code, out) == (1, "")
+        assert err == "error: the input is not UTF-8 text: it has a byte 0xe9\n"
+
+
+async def test_chat_max_tokens(live: LiveServer) -> None:
+    assert (await _chat(live, "hi\n", "--max-tokens", "7"))[0] == 0
+    assert [request.config.max_tokens for request in live.engine.requests] == [7]
+
+
+@pytest.mark.parametrize("main", [chat.main, bench.main])
+def test_a_url_without_its_scheme(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--base-url", "127.0.0.1:8123"])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "'127.0.0.1:8123' must begin with http:// or https://" in line
+
+
+@pytest.mark.parametrize("parser", [chat.parser(), bench.parser()])
+def test_help_describes_every_flag(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        assert action.help
+        if action.option_strings and action.dest != "help":
+            assert action.help.endswith(")")  # its default
+        assert not action.type or action.metavar
+    assert "With neither" in chat.parser().format_help()
 
 
 async def _bench(live: LiveServer, *flags: str) -> dict[str, Any]:

@@ -53,6 +53,20 @@ async def test_a_path_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.Monk
     assert await compiling.find_or_compile(str(tmp_path)) == tmp_path
 
 
+@pytest.mark.parametrize("left", ["model.so", "weights.bin"])
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_an_artifact_without_a_manifest_is_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, by_name: bool
+) -> None:
+    _compiler(monkeypatch, "raise SystemExit(9)")
+    monkeypatch.setattr(compiling, "build_root", lambda: tmp_path)
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / left).touch()
+    with pytest.raises(ArtifactCorrupt, match=r"broken is a damaged artifact: .*manifest\.json"):
+        await compiling.find_or_compile("broken" if by_name else str(folder))
+
+
 async def test_a_model_name_takes_the_fittest_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = replace(PLAIN, level="x86-64-v4", features=("avx512f",))
     manifests = {
