@@ -26,6 +26,7 @@ from .reuse import up_to_date
 # -P: a file in the user's folder must not take the place of a module.
 WORKER = (sys.executable, "-P", "-m", "aotlm_compile.worker")
 _TICK_S = 0.1
+_FULL_BYTES = 1 << 20
 
 
 def compile_artifact(
@@ -87,7 +88,7 @@ def _run_worker(
     if failure is not None:
         raise _as_error(failure, step)
     if process.returncode:
-        raise ToolchainError(_describe_end(process.returncode, step))
+        raise ToolchainError(_describe_end(process.returncode, step) + _full_disk(temporary.parent))
 
 
 def _send(process: subprocess.Popen[str], plan: CompilePlan, temporary: Path) -> None:
@@ -141,6 +142,12 @@ def _as_error(failure: Failed, step: str) -> AotlmError:
         f"the compiler failed in step {step}: {failure.message}; nothing was written. This is a "
         "bug: --verbose shows where"
     )
+
+
+def _full_disk(folder: Path) -> str:
+    """LLVM ends its process when it cannot write; the reason can still be seen on the disk."""
+    full = shutil.disk_usage(folder).free < _FULL_BYTES
+    return f" (no space left on the disk of {folder})" if full else ""
 
 
 def _describe_end(code: int, step: str) -> str:

@@ -26,6 +26,10 @@ def check_replaceable(output: Path) -> None:
     """Raises CompileError when `output` is something that must not be replaced."""
     if not output.exists():
         return
+    if output.is_mount():
+        raise CompileError(
+            f"{output} is a mount point, which cannot be renamed; name a folder in it"
+        )
     if not output.is_dir():
         raise CompileError(f"{output} is a file; name a folder for the artifact")
     if any(output.iterdir()) and not (output / MANIFEST_FILE).is_file():

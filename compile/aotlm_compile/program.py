@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy.typing as npt
@@ -137,7 +138,12 @@ def link(lowered: Lowered, path: Path) -> None:
     """Write the shared library. Raises ToolchainError when there is no working linker."""
     compiler = find_linker()
     try:
-        lowered.executable.export_library(str(path), cc=compiler)
+        # Beside the library, so that what a kill leaves goes with the compile's own folder.
+        with TemporaryDirectory(prefix=".link-", dir=path.parent) as folder:
+            lowered.executable.export_library(str(path), cc=compiler, workspace_dir=folder)
     except RuntimeError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise ToolchainError(f"linking with {compiler} failed: {last}") from error
+        # TVM puts a title above what the linker says and its command below.
+        frame = ("Compilation error:", "Command line:", "collect2:")
+        said = [line for line in str(error).splitlines() if line and not line.startswith(frame)]
+        last = said[-1] if said else "it does not say why"
+        raise ToolchainError(f"linking {path} with {compiler} failed: {last}") from error

@@ -30,20 +30,22 @@ def main() -> int:
     events = _take_stdout()
     faulthandler.enable()
     request = json.loads(sys.stdin.read())
+    plan = CompilePlan.from_json(request["plan"])
     _die_with_parent(request["parent"])
 
     def emit(event: Event) -> None:
         print(to_line(event), file=events, flush=True)
 
     try:
-        run_pipeline(CompilePlan.from_json(request["plan"]), Path(request["temporary"]), emit)
+        run_pipeline(plan, Path(request["temporary"]), emit)
     except AotlmError as error:
         emit(Failed(type(error).__name__, str(error)))
     except MemoryError:
         emit(Failed("CompileError", "out of memory"))
     except OSError as error:
-        place = f" {error.filename}" if error.filename else ""
-        emit(Failed("CompileError", f"cannot write{place}: {error.strerror or error}"))
+        # A full disk is told by write(), which knows no name.
+        place = error.filename or plan.output
+        emit(Failed("CompileError", f"cannot write {place}: {error.strerror or error}"))
     except Exception as error:
         traceback.print_exc()
         lines = str(error).strip().splitlines() or [""]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -187,6 +189,49 @@ def test_no_linker_says_what_to_install_before_any_work(
         assert message.startswith(f"no C++ compiler to link with ({named})")
         assert "apt-get install g++" in message
         assert list(output.parent.iterdir()) == []
+
+
+def test_objects_to_link_lie_in_the_folder_that_the_next_compile_removes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "tiny", config={"num_hidden_layers": 1})
+    output = tmp_path / "out" / "artifact"
+    seen = tmp_path / "seen"
+    linker = tmp_path / "linker"
+    linker.write_text(f'#!/bin/sh\necho "$@" >> {seen}\nexec c++ "$@"\n')
+    linker.chmod(0o755)
+    monkeypatch.setenv("CXX", str(linker))
+    assert main([str(folder), "-o", str(output), "--opt", "0"]) == 0
+    capsys.readouterr()
+    objects = [word for word in seen.read_text().split() if word.endswith(".o")]
+    assert objects
+    for path in objects:
+        assert re.match(rf"{re.escape(str(output.parent))}/\.artifact\.\d+\.tmp/", path)
+    names = {path.name for path in output.iterdir()}
+    assert names == {*Artifact.open(output).manifest.files, "manifest.json"}
+    linker.write_text('#!/bin/sh\necho "ld: no room" >&2\nexit 1\n')
+    message = failure(capsys, folder, "-o", output, "--opt", "0", "--force")
+    assert message.startswith(f"linking {output.parent}/.artifact.")
+    assert message.endswith(f"model.so with {linker} failed: ld: no room")
+
+
+def test_full_disk_names_the_place(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: write() fails alike, without a name."""
+    folder = write(tmp_path / "tiny", config={"num_hidden_layers": 1})
+    output = tmp_path / "out" / "artifact"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); "
+    result = subprocess.run(
+        [*COMMAND[:2], limit + COMMAND[2], str(folder), "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"aotlm compile: cannot write {output}: {os.strerror(errno.EFBIG)}"
+    )
+    assert list(output.parent.iterdir()) == []
 
 
 def test_bad_models_are_one_line(

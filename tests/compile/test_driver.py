@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,15 @@ def test_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="holds other files"):
         compile_artifact(plan_for(tmp_path), Recorder(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_full_disk_that_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", ["total", "used", "free"])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 4096, 4096))
+    with pytest.raises(ToolchainError) as caught:
+        run("sys.exit(1)", tmp_path / "artifact")
+    assert str(caught.value) == (
+        "the compiler ended with code 1 in step lower; nothing was written "
+        f"(no space left on the disk of {tmp_path})"
+    )
+    assert list(tmp_path.iterdir()) == []

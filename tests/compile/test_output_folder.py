@@ -53,6 +53,8 @@ def test_only_artifacts_and_empty_folders_are_replaced(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "manifest.json").touch()
     check_replaceable(tmp_path / "old")
+    with pytest.raises(CompileError, match="/ is a mount point, which cannot be renamed"):
+        check_replaceable(Path("/"))
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     with pytest.raises(CompileError, match="photos holds other files than an artifact"):
