@@ -15,7 +15,7 @@ from aotlm.errors import AotlmError
 
 from .driver import compile_artifact
 from .listing import list_text, plan_text
-from .plan import MAX_BATCH, MAX_CONTEXT, MAX_PREFILL_CHUNK, Flags, make_plan
+from .plan import MAX_BATCH, MAX_CONTEXT, MAX_PREFILL_CHUNK, MIN_CONTEXT, Flags, make_plan
 from .progress import make_display
 from .reuse import up_to_date
 
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AotlmError as error:
         print(f"aotlm compile: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise  # whoever read our output left: `aotlm` ends without a word
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         print(f"aotlm compile: {place}{error.strerror or error}", file=sys.stderr)
@@ -125,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     limits.add_argument(
         "--context-window",
         metavar="N",
-        type=_count(MAX_CONTEXT),
+        type=_count(MAX_CONTEXT, MIN_CONTEXT),
         help="tokens of prompt and answer together; default: what the model was trained for, "
         "at most 8192",
     )
@@ -168,11 +170,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _count(limit: int) -> Callable[[str], int]:
+def _count(limit: int, least: int = 1) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        value = int(text)
-        if not 1 <= value <= limit:
-            raise argparse.ArgumentTypeError(f"{value} is not in 1..{limit}")
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r:.40} is not a number") from None
+        if not least <= value <= limit:
+            raise argparse.ArgumentTypeError(f"{value} is not in {least}..{limit}")
         return value
 
     return parse

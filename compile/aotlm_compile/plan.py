@@ -21,6 +21,7 @@ from .targets import parse_target
 DEFAULT_CONTEXT = 8192
 DEFAULT_PREFILL_CHUNK = 512
 DEFAULT_BATCH = 16
+MIN_CONTEXT = 16  # one page of the KV cache; with less there is no room for an answer
 MAX_CONTEXT = 1 << 20
 MAX_PREFILL_CHUNK = 1 << 14
 MAX_BATCH = 256
@@ -163,6 +164,10 @@ def _limits(flags: Flags, recipe: Recipe | None, checkpoint: Checkpoint) -> tupl
         return value
 
     context = choose("context_window", DEFAULT_CONTEXT, min(trained, MAX_CONTEXT))
+    if context < MIN_CONTEXT:
+        raise CompileError(
+            f"--context-window {context} leaves no room for an answer; at least {MIN_CONTEXT}"
+        )
     chunk = choose("prefill_chunk", DEFAULT_PREFILL_CHUNK, MAX_PREFILL_CHUNK)
     batch = choose("max_batch_size", DEFAULT_BATCH, MAX_BATCH)
     return context, min(chunk, context), batch

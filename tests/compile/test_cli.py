@@ -319,6 +319,41 @@ def test_wrong_usage_ends_with_code_2(
     assert "usage: aotlm compile MODEL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--context-window", "abc", "'abc' is not a number"),
+        ("--prefill-chunk", "1.5", "'1.5' is not a number"),
+        ("--context-window", "1", "1 is not in 16..1048576"),
+        ("--max-batch-size", "0", "0 is not in 1..256"),
+    ],
+)
+def test_wrong_numbers_are_told(
+    flag: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["x", flag, value])
+    assert capsys.readouterr().err.endswith(f"error: argument {flag}: {message}\n")
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    """As in `aotlm compile --list | head -1`, with an unbuffered stdout: it fails in print()."""
+    script = (
+        "import sys; from importlib.metadata import EntryPoint; from aotlm import cli; "
+        "entry = EntryPoint('compile', 'aotlm_compile.cli:main', cli.GROUP); "
+        "cli._commands = lambda: {'compile': entry}; "
+        "sys.exit(cli.main(['compile', '--list']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

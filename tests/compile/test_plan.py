@@ -97,6 +97,13 @@ def test_build_key_follows_everything_that_changes_the_artifact(here: Path) -> N
     assert moved.build_key() == plan.build_key()
 
 
+def test_windows_too_small_to_answer_are_refused(here: Path) -> None:
+    write_llama(here / "a.gguf")
+    assert plan_of("a.gguf", context_window=16).context_window == 16
+    with pytest.raises(CompileError, match=r"--context-window 15 leaves no room.*at least 16"):
+        plan_of("a.gguf", context_window=15)
+
+
 def test_more_than_the_most_is_refused(here: Path) -> None:
     write_llama(here / "a.gguf")
     for flags, message in (
