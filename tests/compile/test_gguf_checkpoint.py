@@ -12,6 +12,7 @@ from aotlm.errors import CheckpointError
 from aotlm_compile.checkpoint.base import DenseWeight, GroupedWeight
 from aotlm_compile.checkpoint.gguf import GgufCheckpoint
 from aotlm_compile.checkpoint.gguf_rope import llama3_factors
+from aotlm_compile.checkpoint.open import open_checkpoint
 from tests.compile.gguf_samples import gguf_name, permute, write_llama
 from tests.conftest import smollm2_gguf
 from tests.reference_llama import ReferenceLlama
@@ -211,3 +212,12 @@ def test_real_model_opens_fast() -> None:
     assert time.process_time() - started < 0.3
     assert checkpoint.config["vocab_size"] == 49152
     assert checkpoint.tokens() == (1, (2, 0), False)
+
+
+def test_content_and_not_the_ending_makes_a_gguf_file(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model.bin", "Q4_1")
+    checkpoint = open_checkpoint(tmp_path / "model.bin")
+    assert (checkpoint.kind, checkpoint.name) == ("gguf", "model")
+    (tmp_path / "model.bin").write_bytes(b"GGU")
+    with pytest.raises(CheckpointError, match="holds pickled weights, which are never read"):
+        open_checkpoint(tmp_path / "model.bin")

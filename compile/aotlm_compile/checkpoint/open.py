@@ -8,6 +8,7 @@ from aotlm.errors import CheckpointError
 
 from .base import Checkpoint
 from .gguf import GgufCheckpoint
+from .gguf_container import MAGIC
 from .safetensors import SafetensorsCheckpoint
 
 _PICKLED = {".bin", ".pt", ".pth", ".ckpt"}
@@ -28,8 +29,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path} does not exist")
     if not path.is_file():
         raise CheckpointError(f"{path} is neither a file nor a folder")
-    if path.suffix in _PICKLED:
+    if path.suffix in _PICKLED and not _is_gguf(path):
         raise CheckpointError(f"{path} holds pickled weights, which are never read; convert them")
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} is one file of a model; name the folder it lies in")
     return GgufCheckpoint(path)
+
+
+def _is_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
