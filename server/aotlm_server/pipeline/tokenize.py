@@ -21,8 +21,8 @@ def tokenize_prompt(
         token_ids += tokenizer.encode(piece.text, allow_special=piece.trusted)
     if len(token_ids) >= context_window:
         raise ContextLengthError(
-            f"this model's context window is {context_window} tokens, but the messages take "
-            f"{len(token_ids)}; shorten them",
+            f"this model's context window is {context_window} tokens, the answer included, but the "
+            f"messages take {len(token_ids)}; shorten them",
             param="messages",
         )
     return tuple(token_ids)
