@@ -66,13 +66,13 @@ def run_pipeline(plan: CompilePlan, temporary: Path, emit: Emit) -> None:
         )
         program = tvm_program.build(checkpoint, plan.quantization, target, options)
     with _step("quantize", emit) as step:
-        weights = _write_weights(program, checkpoint, temporary / WEIGHTS_FILE, step)
+        weights = _write_weights(program, temporary / WEIGHTS_FILE, step)
         step.detail = f"{plan.quantization}, {weights.size / 1e6:.1f} MB"
     with _step("lower", emit) as step:
-        lowered = tvm_program.lower(program)
+        executable = tvm_program.lower(program)
         step.detail = f"{target.name}, level {target.level.name}"
     with _step("link", emit) as step:
-        tvm_program.link(lowered, temporary / LIBRARY_FILE)
+        tvm_program.link(executable, temporary / LIBRARY_FILE)
         step.detail = f"{(temporary / LIBRARY_FILE).stat().st_size / 1e6:.1f} MB"
     with _step("write", emit):
         contents = Contents(
@@ -98,12 +98,10 @@ def _check_chat_template(checkpoint: Checkpoint, source: str) -> None:
         raise CheckpointError(str(error)) from error
 
 
-def _write_weights(
-    program: Program, checkpoint: Checkpoint, path: Path, step: _Step
-) -> WeightsFile:
+def _write_weights(program: Program, path: Path, step: _Step) -> WeightsFile:
     total = len(program.parameters)
     with WeightsFile(path) as weights:
-        for done, weight in enumerate(program.pack(checkpoint), 1):
+        for done, weight in enumerate(program.pack(), 1):
             weights.add(weight.name, weight.array)
             step.progress(done, total)
     return weights

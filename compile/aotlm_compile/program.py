@@ -82,20 +82,11 @@ class Program:
             "page_size": PAGE_SIZE,
         }
 
-    def pack(self, checkpoint: Checkpoint) -> Iterator[PackedWeight]:
+    def pack(self) -> Iterator[PackedWeight]:
         """The weights in the library's order, one at a time. Raises CheckpointError."""
-        del checkpoint  # the book was opened on it
         arrays = self.book.pack([parameter for _, parameter in self.parameters])
         for (name, _), array in zip(self.parameters, arrays, strict=True):
             yield PackedWeight(name, array)
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """Machine code in memory."""
-
-    executable: Any  # tvm.relax.VMExecutable
-    target: CpuTarget
 
 
 def build(
@@ -124,23 +115,28 @@ def build(
     )
 
 
-def lower(program: Program) -> Lowered:
-    """Compile to machine code. A crash of the code generator kills the process."""
+def lower(program: Program) -> Any:
+    """Compile to machine code: a tvm.relax.VMExecutable.
+
+    A crash of the code generator kills the process.
+    """
     import tvm
 
     target = program.target.tvm_target(program.options.opt_level)
     with target, tvm.transform.PassContext(opt_level=3):
-        executable = tvm.compile(program.module, target=target)
-    return Lowered(executable, program.target)
+        return tvm.compile(program.module, target=target)
 
 
-def link(lowered: Lowered, path: Path) -> None:
-    """Write the shared library. Raises ToolchainError when there is no working linker."""
+def link(executable: Any, path: Path) -> None:
+    """Write what `lower` made as a shared library.
+
+    Raises ToolchainError when there is no working linker.
+    """
     compiler = find_linker()
     try:
         # Beside the library, so that what a kill leaves goes with the compile's own folder.
         with TemporaryDirectory(prefix=".link-", dir=path.parent) as folder:
-            lowered.executable.export_library(str(path), cc=compiler, workspace_dir=folder)
+            executable.export_library(str(path), cc=compiler, workspace_dir=folder)
     except RuntimeError as error:
         # TVM puts a title above what the linker says and its command below.
         frame = ("Compilation error:", "Command line:", "collect2:")

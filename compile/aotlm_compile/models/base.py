@@ -36,15 +36,11 @@ class ModelConfig:
     frequencies: tuple[float, ...]  # rotary angle per position, head_dim / 2 of them
 
 
-class Block(nn.Module):
-    """One layer: hidden float32 [n, hidden] in and out."""
-
-    def forward(self, x: Tensor, kv_cache: PagedKVCache, layer: int) -> Tensor:
-        raise NotImplementedError
-
-
 class CausalLM(nn.Module):
-    """Embedding, blocks, final norm and LM head behind the functions of abi version 1."""
+    """Embedding, blocks, final norm and LM head behind the functions of abi version 1.
+
+    A block takes hidden float32 [n, hidden], the cache and its layer, and returns hidden.
+    """
 
     def __init__(
         self,
@@ -52,7 +48,7 @@ class CausalLM(nn.Module):
         book: WeightBook,
         target: CpuTarget,
         context: int,
-        make_block: Callable[[int], Block],
+        make_block: Callable[[int], nn.Module],
     ) -> None:
         self.config = config
         self.context = context

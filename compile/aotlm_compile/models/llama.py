@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor
 from tvm.relax.frontend.nn.llm.kv_cache import PagedKVCache
 
@@ -21,7 +22,7 @@ from aotlm_compile.layers.linear import Linear
 from aotlm_compile.layers.weights import WeightBook
 from aotlm_compile.targets import CpuTarget
 
-from .base import Block, CausalLM, Family, ModelConfig
+from .base import CausalLM, Family, ModelConfig
 from .rotary import rotary_frequencies
 
 
@@ -32,7 +33,7 @@ class LlamaConfig(ModelConfig):
     intermediate_size: int
 
 
-class LlamaBlock(Block):
+class LlamaBlock(nn.Module):
     """Attention and feed-forward network, each with a norm before and a residual around."""
 
     def __init__(
